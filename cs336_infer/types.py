@@ -1,0 +1,137 @@
+"""The vocabulary of the engine: what a user asks for, what comes back, and how things go wrong.
+
+This module imports nothing of ours, so that every other module may import it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class InferError(Exception):
+    """Base of every error a user can cause. Its text is one line: what, which value, what to do."""
+
+
+class ModelLoadError(InferError):
+    """A model file is missing, damaged or of a kind this engine does not run."""
+
+
+class InvalidRequest(InferError, ValueError):
+    """A prompt or a sampling parameter cannot be obeyed."""
+
+
+class FinishReason(str, Enum):
+    """Why a sequence ended."""
+
+    EOS = "eos"  # the model produced an end-of-sequence token
+    STOP = "stop"  # one of the caller's stop strings appeared
+    LENGTH = "length"  # `max_tokens` were produced
+    CONTEXT = "context"  # the model's context window is full
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. Checked on creation; wrong values raise `InvalidRequest`.
+
+    Logits pass through: penalties, temperature, top-k, top-p, min-p, in this order.
+
+    Args:
+        max_tokens: tokens to produce at most, >= 1.
+        temperature: >= 0; 0 is greedy (argmax) and ignores top_k, top_p, min_p and seed.
+        top_k: keep the k most probable tokens, >= 1; None keeps all.
+        top_p: keep the smallest set whose probability reaches p, 0 < p <= 1.
+        min_p: drop tokens less probable than min_p times the most probable, 0 <= p <= 1.
+        repetition_penalty: > 0; positive logits of tokens seen in prompt or output are divided by it,
+            negative ones multiplied (Keskar et al. 2019, CTRL, section 4.1).
+        presence_penalty: subtracted once from the logit of every token already produced, -2 to 2.
+        frequency_penalty: subtracted once per earlier production of the token, -2 to 2.
+        seed: 0 <= seed < 2**64; the same seed gives the same tokens, whatever else is in the batch.
+            None draws a fresh one.
+        stop: strings that end the text; the match itself is not part of the output.
+        ignore_eos: keep going past end-of-sequence tokens (for benchmarks).
+    """
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _integer("max_tokens", self.max_tokens, 1, None)
+        _number("temperature", self.temperature, 0.0, math.inf, "a finite number >= 0")
+        if self.top_k is not None:
+            _integer("top_k", self.top_k, 1, None)
+        _number("top_p", self.top_p, 0.0, 1.0, "a number with 0 < top_p <= 1", open_low=True)
+        _number("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1")
+        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, "a finite number > 0", open_low=True)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0, "a number from -2 to 2")
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "a number from -2 to 2")
+        if self.seed is not None:
+            _integer("seed", self.seed, 0, 2**64 - 1)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        for s in stop:
+            if not isinstance(s, str) or not s:
+                raise InvalidRequest(f"stop must be non-empty strings, not {s!r}")
+        object.__setattr__(self, "stop", stop)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One step of one streamed sequence.
+
+    `text` is what may be shown now: bytes of an unfinished character and the possible start of a stop string
+    are held back. The texts of all events of a sequence, joined, are exactly `Completion.text`.
+    """
+
+    index: int  # row of the batch
+    token_id: int
+    text: str
+    finish_reason: FinishReason | None = None
+    stop_reason: str | None = None  # the stop string that matched
+
+
+@dataclass
+class Completion:
+    """What one prompt turned into, with the times of its phases in seconds."""
+
+    prompt_token_ids: list[int]
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: str | None = None
+    ttft_s: float = math.nan  # time to first token: prefill and the first sample
+    tpot_s: float = math.nan  # mean time per output token after the first; nan when there was only one
+    path: str = ""  # which rung produced it
+
+
+Prompt = str | Sequence[int]
+
+
+def _integer(name: str, value: object, low: int, high: int | None) -> None:
+    wanted = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        raise InvalidRequest(f"{name} must be {wanted}, not {value!r}")
+
+
+def _number(name: str, value: object, low: float, high: float, wanted: str, *, open_low: bool = False) -> None:
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not ok or value < low or value > high or (open_low and value == low):  # type: ignore[operator]
+        raise InvalidRequest(f"{name} must be {wanted}, not {value!r}")
