@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 
 class InferError(Exception):
@@ -23,7 +23,7 @@ class InvalidRequest(InferError, ValueError):
     """A prompt or a sampling parameter cannot be obeyed."""
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a sequence ended."""
 
     EOS = "eos"  # the model produced an end-of-sequence token
@@ -67,17 +67,17 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        _integer("max_tokens", self.max_tokens, 1, None)
-        _number("temperature", self.temperature, 0.0, math.inf, "a finite number >= 0")
+        check_integer("max_tokens", self.max_tokens, 1, None)
+        check_number("temperature", self.temperature, 0.0, math.inf, "a finite number >= 0")
         if self.top_k is not None:
-            _integer("top_k", self.top_k, 1, None)
-        _number("top_p", self.top_p, 0.0, 1.0, "a number with 0 < top_p <= 1", open_low=True)
-        _number("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1")
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, "a finite number > 0", open_low=True)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0, "a number from -2 to 2")
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "a number from -2 to 2")
+            check_integer("top_k", self.top_k, 1, None)
+        check_number("top_p", self.top_p, 0.0, 1.0, "a number with 0 < top_p <= 1", open_low=True)
+        check_number("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1")
+        check_number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, "a finite number > 0", open_low=True)
+        check_number("presence_penalty", self.presence_penalty, -2.0, 2.0, "a number from -2 to 2")
+        check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "a number from -2 to 2")
         if self.seed is not None:
-            _integer("seed", self.seed, 0, 2**64 - 1)
+            check_integer("seed", self.seed, 0, 2**64 - 1)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         for s in stop:
             if not isinstance(s, str) or not s:
@@ -125,13 +125,15 @@ class Completion:
 Prompt = str | Sequence[int]
 
 
-def _integer(name: str, value: object, low: int, high: int | None) -> None:
+def check_integer(name: str, value: object, low: int, high: int | None) -> None:
+    """Raise `InvalidRequest` unless low <= value <= high, in integers; high None is no limit."""
     wanted = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         raise InvalidRequest(f"{name} must be {wanted}, not {value!r}")
 
 
-def _number(name: str, value: object, low: float, high: float, wanted: str, *, open_low: bool = False) -> None:
+def check_number(name: str, value: object, low: float, high: float, wanted: str, *, open_low: bool = False) -> None:
+    """Raise `InvalidRequest` unless value is finite and low <= value <= high (low < value with `open_low`)."""
     ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not ok or value < low or value > high or (open_low and value == low):  # type: ignore[operator]
         raise InvalidRequest(f"{name} must be {wanted}, not {value!r}")

@@ -57,7 +57,9 @@ class ModelConfig:
     @property
     def num_params(self) -> int:
         """Parameters, the tied head counted once."""
-        return self.layer_params * self.num_layers + self.hidden_size + self.embedding_params * (2 - self.tie_embeddings)
+        return (
+            self.layer_params * self.num_layers + self.hidden_size + self.embedding_params * (2 - self.tie_embeddings)
+        )
 
     @property
     def layer_params(self) -> int:
@@ -69,3 +71,125 @@ class ModelConfig:
     @property
     def embedding_params(self) -> int:
         return self.vocab_size * self.hidden_size
+
+
+_HF_FAMILIES = {"llama": "llama", "qwen3": "qwen3"}
+
+
+def config_from_hf(raw: Mapping[str, Any], source: str) -> ModelConfig:
+    """Read a Hugging Face `config.json`. Raises `ModelLoadError` for what this engine would compute wrongly."""
+    family = _HF_FAMILIES.get(str(raw.get("model_type")))
+    if family is None:
+        raise ModelLoadError(f"{source}: model_type {raw.get('model_type')!r} is not supported (llama, qwen3)")
+    for key, allowed in _MUST_BE.items():
+        if raw.get(key, allowed[0]) not in allowed:
+            raise ModelLoadError(f"{source}: {key}={raw[key]!r} is not supported")
+    try:
+        heads = int(raw["num_attention_heads"])
+        hidden = int(raw["hidden_size"])
+        default_kv = 32 if family == "qwen3" else heads
+        return ModelConfig(
+            family=family,
+            vocab_size=int(raw["vocab_size"]),
+            hidden_size=hidden,
+            intermediate_size=int(raw["intermediate_size"]),
+            num_layers=int(raw["num_hidden_layers"]),
+            num_heads=heads,
+            num_kv_heads=int(_get(raw, "num_key_value_heads", default_kv)),
+            head_dim=int(_get(raw, "head_dim", 128 if family == "qwen3" else hidden // heads)),
+            context_length=int(_get(raw, "max_position_embeddings", 2048)),
+            rms_eps=float(_get(raw, "rms_norm_eps", 1e-6)),
+            rope_theta=_hf_theta(raw),
+            rope_scaling=_hf_scaling(raw, source),
+            tie_embeddings=bool(_get(raw, "tie_word_embeddings", False)),
+            qk_norm=family == "qwen3",
+        )
+    except KeyError as e:
+        raise ModelLoadError(f"{source}: config.json has no {e.args[0]!r}") from None
+    except (TypeError, ValueError, ZeroDivisionError, OverflowError) as e:
+        raise ModelLoadError(f"{source}: config.json holds a value of the wrong kind ({e})") from None
+
+
+def config_from_gguf(meta: Mapping[str, Any], *, tied: bool, vocab_size: int, source: str) -> ModelConfig:
+    """Read GGUF metadata. `tied` and `vocab_size` come from the tensors, which GGUF keeps apart."""
+    arch = meta.get("general.architecture")
+    if arch not in _HF_FAMILIES:
+        raise ModelLoadError(f"{source}: architecture {arch!r} is not supported (llama, qwen3)")
+
+    def get(key: str, default: Any = None) -> Any:
+        value = meta.get(f"{arch}.{key}", default)
+        if value is None:
+            raise ModelLoadError(f"{source}: metadata key {arch}.{key} is missing")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ModelLoadError(f"{source}: metadata key {arch}.{key} must be a number, not {value!r}"[:200])
+        return value
+
+    scaling = meta.get(f"{arch}.rope.scaling.type", "none")
+    if scaling not in ("none", ""):
+        raise ModelLoadError(f"{source}: RoPE scaling {scaling!r} is not supported in GGUF files")
+    if get("expert_count", 0):
+        raise ModelLoadError(f"{source}: mixture-of-experts models are not supported")
+    heads, hidden = int(get("attention.head_count")), int(get("embedding_length"))
+    head_dim = int(get("attention.key_length", hidden // max(heads, 1)))
+    if int(get("rope.dimension_count", head_dim)) != head_dim:
+        raise ModelLoadError(f"{source}: RoPE over a part of the head is not supported")
+    return ModelConfig(
+        family=_HF_FAMILIES[arch],
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=int(get("feed_forward_length")),
+        num_layers=int(get("block_count")),
+        num_heads=heads,
+        num_kv_heads=int(get("attention.head_count_kv", heads)),
+        head_dim=head_dim,
+        context_length=int(get("context_length")),
+        rms_eps=_decimal(get("attention.layer_norm_rms_epsilon")),
+        rope_theta=_decimal(get("rope.freq_base", 10000.0)),
+        tie_embeddings=tied,
+        qk_norm=arch == "qwen3",
+    )
+
+
+# Settings that change the computation and are not implemented: absent or harmless values only.
+_MUST_BE: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "use_sliding_window": (False, None),
+    "quantization_config": (None,),
+    "partial_rotary_factor": (None, 1, 1.0),
+}
+
+
+def _decimal(value: float) -> float:
+    """GGUF stores float32: 1e-6 comes back as 9.99999997e-07. The shortest decimal is what the author wrote."""
+    return float(f"{value:.7g}")
+
+
+def _get(raw: Mapping[str, Any], key: str, default: Any) -> Any:
+    value = raw.get(key)
+    return default if value is None else value
+
+
+def _rope_parameters(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """transformers 5 writes `rope_parameters`, older files `rope_scaling` (and `type` for `rope_type`)."""
+    return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+
+
+def _hf_theta(raw: Mapping[str, Any]) -> float:
+    return float(_get(_rope_parameters(raw), "rope_theta", _get(raw, "rope_theta", 10000.0)))
+
+
+def _hf_scaling(raw: Mapping[str, Any], source: str) -> RopeScaling | None:
+    rope = _rope_parameters(raw)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ModelLoadError(f"{source}: RoPE scaling {kind!r} is not supported (llama3)")
+    return RopeScaling(
+        factor=float(rope["factor"]),
+        low_freq_factor=float(rope["low_freq_factor"]),
+        high_freq_factor=float(rope["high_freq_factor"]),
+        original_context=int(rope["original_max_position_embeddings"]),
+    )

@@ -1,0 +1,197 @@
+"""Stage 1: prefill and decode on one page, no engine. Everything later is measured against this.
+
+A batch of prompts is padded on the left, so that all rows end at the same column. Prefill runs the prompts through
+the model once and yields the first token; each decode step then feeds one token per row. Without a cache
+(`kv="none"`) every step runs the whole sequence again: slow, and the oracle of the cached runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from cs336_infer.kv import ContiguousKV, KVCache, NoCache
+from cs336_infer.models.load import LoadedModel
+from cs336_infer.sampling import Sampler
+from cs336_infer.text import StopStrings, StreamDetokenizer
+from cs336_infer.types import Completion, FinishReason, InvalidRequest, Prompt, SamplingParams, TokenEvent
+
+KV_KINDS = ("contiguous", "none")
+PAD = 0  # any valid id: padding is masked out of every attention
+
+
+def generate(
+    model: LoadedModel,
+    prompts: Prompt | Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams] | None = None,
+    *,
+    kv: str = "contiguous",
+) -> list[Completion]:
+    """Complete every prompt (a string, or a list of token ids) and return the completions in order."""
+    run = Run(model, prompts, params, kv)
+    for _ in run:
+        pass
+    return run.completions
+
+
+def stream(
+    model: LoadedModel,
+    prompts: Prompt | Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams] | None = None,
+    *,
+    kv: str = "contiguous",
+) -> Iterator[TokenEvent]:
+    """Like `generate`, but yields each token as it is chosen. Bad input raises here, before the first token."""
+    return iter(Run(model, prompts, params, kv))
+
+
+class Run:
+    """One batch on its way through prefill and decode; iterate for events, then read `completions`.
+
+    Raises:
+        InvalidRequest: a prompt is empty, holds an unknown id or fills the context; max_tokens exceeds the context.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        kv: str = "contiguous",
+    ) -> None:
+        if kv not in KV_KINDS:
+            raise InvalidRequest(f"unknown kv {kv!r} ({', '.join(KV_KINDS)})")
+        self.model, self.kv = model, kv
+        ids = [_encode(model, p) for p in _as_batch(prompts)]
+        if not ids:
+            raise InvalidRequest("no prompt was given")
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(ids)
+        if len(params) != len(ids):
+            raise InvalidRequest(f"{len(ids)} prompts and {len(params)} sampling parameters: give one, or one for each")
+        path = model.describe_path(kv)
+        self.rows = [_Row(model, i, p, Completion(i, path=path)) for i, p in zip(ids, params, strict=True)]
+
+    @property
+    def completions(self) -> list[Completion]:
+        return [row.completion for row in self.rows]
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        started = time.perf_counter()
+        tokens, starts = left_pad([row.completion.prompt_token_ids for row in self.rows], self.model.device)
+        cache = self._make_cache(starts, tokens.shape[1])
+        sampler = Sampler(
+            [row.params for row in self.rows],
+            [row.completion.prompt_token_ids for row in self.rows],
+            self.model.config.vocab_size,
+        )
+        feed = tokens
+        while True:
+            logits = self.model.net.forward(feed, positions(feed, cache, starts), cache)[:, -1]
+            chosen = sampler(logits)
+            now = time.perf_counter()
+            for index, (row, token) in enumerate(zip(self.rows, chosen, strict=True)):
+                if row.completion.finish_reason is None:
+                    yield row.accept(index, token, now - started)
+            if all(row.completion.finish_reason for row in self.rows):
+                return
+            column = torch.tensor(chosen, device=self.model.device).unsqueeze(1)
+            if self.kv == "none":
+                feed = tokens = torch.cat((tokens, column), 1)
+            else:
+                feed = column
+
+    def _make_cache(self, starts: torch.Tensor | None, width: int) -> KVCache:
+        if self.kv == "none":
+            return NoCache(starts)
+        return ContiguousKV(
+            self.model.config,
+            batch=len(self.rows),
+            capacity=width + max(row.room for row in self.rows) - 1,
+            dtype=self.model.dtype,
+            device=self.model.device,
+            starts=starts,
+        )
+
+
+class _Row:
+    """One sequence of the batch: its parameters, its text on the way out, and what became of it."""
+
+    def __init__(self, model: LoadedModel, ids: list[int], params: SamplingParams, completion: Completion) -> None:
+        context = model.config.context_length
+        if params.max_tokens > context:
+            raise InvalidRequest(f"max_tokens={params.max_tokens} is more than the model's context of {context} tokens")
+        self.room = min(params.max_tokens, context - len(ids))
+        self.params, self.completion = params, completion
+        self._eos = frozenset() if params.ignore_eos else model.tokenizer.eos_ids
+        self._detokenizer = StreamDetokenizer(model.tokenizer)
+        self._stops = StopStrings(params.stop)
+
+    def accept(self, index: int, token: int, elapsed: float) -> TokenEvent:
+        """Take the next token, `elapsed` seconds after the start, and say what may be shown of it."""
+        done = self.completion
+        done.token_ids.append(token)
+        if len(done.token_ids) == 1:
+            done.ttft_s = elapsed
+        else:
+            done.tpot_s = (elapsed - done.ttft_s) / (len(done.token_ids) - 1)
+        text = "" if token in self._eos else self._stops.push(self._detokenizer.push(token))
+        done.finish_reason = self._finish_reason(token)
+        if done.finish_reason is not None and self._stops.matched is None:
+            text += self._stops.push(self._detokenizer.flush())
+            if self._stops.matched is None:
+                text += self._stops.flush()
+            else:
+                done.finish_reason = FinishReason.STOP
+        done.stop_reason = self._stops.matched
+        done.text += text
+        return TokenEvent(index, token, text, done.finish_reason, done.stop_reason)
+
+    def _finish_reason(self, token: int) -> FinishReason | None:
+        if self._stops.matched is not None:
+            return FinishReason.STOP
+        if token in self._eos:
+            return FinishReason.EOS
+        if len(self.completion.token_ids) < self.room:
+            return None
+        return FinishReason.LENGTH if self.room == self.params.max_tokens else FinishReason.CONTEXT
+
+
+def left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Stack ragged prompts so that all end in the last column.
+
+    Returns:
+        tokens [batch, longest]; starts [batch], the paddings of each row, or None when all are equally long.
+    """
+    longest = max(len(p) for p in prompts)
+    tokens = torch.tensor([[PAD] * (longest - len(p)) + list(p) for p in prompts], device=device)
+    if all(len(p) == longest for p in prompts):
+        return tokens, None
+    return tokens, torch.tensor([longest - len(p) for p in prompts], device=device)
+
+
+def positions(feed: torch.Tensor, cache: KVCache, starts: torch.Tensor | None) -> torch.Tensor:
+    """The place of each fed token in its own sequence, [batch, seq]; padding gets 0."""
+    columns = torch.arange(cache.length, cache.length + feed.shape[1], device=feed.device).expand_as(feed)
+    return columns if starts is None else (columns - starts.unsqueeze(1)).clamp(min=0)
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]
+
+
+def _encode(model: LoadedModel, prompt: Prompt) -> list[int]:
+    ids = model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    if not ids:
+        raise InvalidRequest("the prompt is empty: there is no token to continue")
+    vocab, context = model.config.vocab_size, model.config.context_length
+    for i in ids:
+        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < vocab:
+            raise InvalidRequest(f"token id {i!r} is not in the vocabulary of {vocab}")
+    if len(ids) >= context:
+        raise InvalidRequest(f"the prompt has {len(ids)} tokens; the model's context of {context} leaves no room")
+    return ids

@@ -1,0 +1,106 @@
+"""From logits to the next token, one rule at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from cs336_infer.types import SamplingParams
+
+NEG_INF = float("-inf")
+
+
+class Sampler:
+    """Chooses the next token of every row of a batch, each row by its own parameters and its own random stream.
+
+    A row's tokens depend on its logits, parameters and seed only, never on its neighbours.
+
+    Args:
+        params: one per row.
+        prompts: token ids per row; the repetition penalty looks at them.
+        vocab_size: width of the logits.
+    """
+
+    def __init__(self, params: Sequence[SamplingParams], prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
+        self.rows = [_Row(p, ids, vocab_size) for p, ids in zip(params, prompts, strict=True)]
+        self._plain = all(p.greedy and not p.has_penalties for p in params)
+
+    def __call__(self, logits: torch.Tensor) -> list[int]:
+        """logits: float32 [batch, vocab]. Returns one id per row, and remembers it for the penalties."""
+        if self._plain:
+            return logits.argmax(-1).tolist()
+        return [row.next(x) for row, x in zip(self.rows, logits.cpu(), strict=True)]
+
+
+class _Row:
+    def __init__(self, params: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
+        self.params = params
+        self.generator = torch.Generator()
+        if params.seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(params.seed)
+        self.seen = torch.zeros(vocab_size, dtype=torch.bool)
+        self.seen[torch.tensor(list(prompt), dtype=torch.long)] = True
+        self.counts = torch.zeros(vocab_size)
+
+    def next(self, logits: torch.Tensor) -> int:
+        if self.params.has_penalties:
+            logits = apply_penalties(logits, self.seen, self.counts, self.params)
+        token = int(logits.argmax()) if self.params.greedy else draw(probabilities(logits, self.params), self.generator)
+        self.seen[token] = True
+        self.counts[token] += 1
+        return token
+
+
+def apply_penalties(
+    logits: torch.Tensor, seen: torch.Tensor, counts: torch.Tensor, params: SamplingParams
+) -> torch.Tensor:
+    """Make repetition less likely.
+
+    Args:
+        logits: [vocab]. seen: [vocab] bool, tokens of prompt and output. counts: [vocab], times produced.
+
+    Returns:
+        New logits [vocab].
+    """
+    r = params.repetition_penalty
+    punished = torch.where(logits > 0, logits / r, logits * r)
+    logits = torch.where(seen, punished, logits)
+    return logits - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+
+
+def probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """The distribution a token is drawn from: temperature, then top-k, top-p and min-p, each on what is left.
+
+    Args:
+        logits: [vocab] float32.
+
+    Returns:
+        [vocab] float64, sums to 1; dropped tokens have probability 0. Ties at the edge of top-k and top-p are
+        broken by the lower id.
+    """
+    scaled = logits.double()
+    scaled = (scaled - scaled.max()) / params.temperature
+    order = scaled.sort(descending=True, stable=True).indices
+    p = scaled[order].softmax(-1)
+    if params.top_k is not None:
+        p[params.top_k :] = 0
+    if params.top_p < 1:
+        p = p / p.sum()
+        before = p.cumsum(-1) - p
+        p[before >= params.top_p] = 0
+    if params.min_p > 0:
+        p[p < params.min_p * p[0]] = 0
+    out = torch.zeros_like(p)
+    out[order] = p / p.sum()
+    return out
+
+
+def draw(p: torch.Tensor, generator: torch.Generator) -> int:
+    """Inverse of the cumulative distribution at one uniform number: one draw, one number of the stream."""
+    u = torch.rand((), generator=generator, dtype=torch.float64)
+    cumulative = p.cumsum(-1)
+    index = int(torch.searchsorted(cumulative, u * cumulative[-1], right=True))
+    return min(index, int(p.nonzero()[-1]))
