@@ -179,9 +179,7 @@ def _folders(target: Path) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cs336_infer.course.build", description="Build lecture notebooks.")
     parser.add_argument("sources", nargs="*", type=Path, help="notebooks/src/NN_slug.py")
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; fail if a notebook is not what it should be"
-    )
+    parser.add_argument("--check", action="store_true", help="write nothing; refuse what is not as built")
     args = parser.parse_args(argv)
     sources = [s for s in args.sources if "*" not in s.name or s.is_file()]
     if not sources:

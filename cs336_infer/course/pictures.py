@@ -11,6 +11,7 @@ import io
 from typing import Any
 
 import matplotlib as mpl
+from cycler import cycler
 from IPython.display import display
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -31,7 +32,7 @@ STYLE: dict[str, Any] = {
     "font.size": 10.5,
     "axes.titlesize": 11.5,
     "axes.titlelocation": "left",
-    "axes.prop_cycle": mpl.cycler(color=COLORS),
+    "axes.prop_cycle": cycler(color=COLORS),
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -50,7 +51,7 @@ FIXED = "Figure"
 
 def style() -> None:
     """Give every later figure of this process the look of the course."""
-    mpl.rcParams.update(STYLE)
+    mpl.rcParams.update(STYLE)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 def subplots(rows: int = 1, cols: int = 1, **kwargs: Any) -> tuple[Figure, Any]:

@@ -13,8 +13,10 @@ from matplotlib.figure import Figure
 
 from cs336_infer.course import pictures
 
+Control = Any  # an ipywidgets widget with `value`, `description`, `style` and `layout`; they share no such base class
 
-def explorer(controls: Mapping[str, W.Widget], draw: Callable[..., Figure], describe: Callable[..., str]) -> Explorer:
+
+def explorer(controls: Mapping[str, Control], draw: Callable[..., Figure], describe: Callable[..., str]) -> Explorer:
     """Show `draw(**values)` and `describe(**values)` for the values of `controls`, and follow their changes.
 
     Args:
@@ -32,7 +34,7 @@ class Explorer(W.VBox):
     """The box that `explorer` makes. `ex["batch"].value = 8` turns a knob from code; `ex.text` reads the result."""
 
     def __init__(
-        self, controls: Mapping[str, W.Widget], draw: Callable[..., Figure], describe: Callable[..., str]
+        self, controls: Mapping[str, Control], draw: Callable[..., Figure], describe: Callable[..., str]
     ) -> None:
         self._controls = dict(controls)
         self._draw, self._describe = draw, describe
@@ -41,7 +43,7 @@ class Explorer(W.VBox):
                 raise ValueError(f"the control {name!r} needs a description: a reader must see what the knob turns")
             control.style.description_width = "initial"
             control.layout.width = "min(32em, 95%)"
-        self._image = W.Image(format="png", layout=W.Layout(max_width="100%", object_fit="contain"))
+        self._image = W.Image(format="png", layout=W.Layout(max_width="100%", align_self="flex-start"))
         self._status = W.HTML()
         self.text = ""
         hint = W.HTML("<small>Drag, or select a control and press the arrow keys.</small>")
@@ -50,11 +52,11 @@ class Explorer(W.VBox):
         for control in self._controls.values():
             control.observe(self._follow, names="value")
 
-    def __getitem__(self, name: str) -> W.Widget:
+    def __getitem__(self, name: str) -> Control:
         return self._controls[name]
 
     def _refresh(self) -> None:
-        values = {name: control.value for name, control in self._controls.items()}  # type: ignore[attr-defined]
+        values = {name: control.value for name, control in self._controls.items()}
         image, text = pictures.png(self._draw(**values)), " ".join(self._describe(**values).split())
         self._image.value, self.text = image, text
         self._status.value = f"<p role='status'>{html.escape(text)}</p>"
@@ -67,7 +69,7 @@ class Explorer(W.VBox):
             self.text = f"{type(error).__name__}: {error}"
             self._status.value = f"<p role='status'>{html.escape(self.text)}</p>"
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         bundle: Any = super()._repr_mimebundle_(**kwargs)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
         still = {

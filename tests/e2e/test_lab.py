@@ -84,7 +84,7 @@ def server(chromium: str, root: Path) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [REPO / "scripts" / "lab.sh", sys.executable, root / "notebooks" / "tiny.ipynb", "--no-browser"]
-    command += ["--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={root}"]
+    command += ["--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0"]
     command += [f"--IdentityProvider.token={TOKEN}"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER_", "PYTEST_"))}
     environment |= {f"JUPYTER_{kind}_DIR": str(root / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}

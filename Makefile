@@ -1,0 +1,51 @@
+# Everything a reader or a developer starts. Each target does its own set-up; a second run finds it done.
+#   make lab LAB_ARGS="--no-browser --port=9999"     make test PYTEST_ARGS="-k rope"
+PYTHON ?= python3.11
+NOTEBOOK ?= notebooks/00_start_here.ipynb
+LAB_ARGS ?=
+PYTEST_ARGS ?=
+BENCH ?= $(wildcard benchmarks/*.py)
+BENCH_ARGS ?=
+
+PY := .venv/bin/python
+SETUP := PYTHON='$(PYTHON)' scripts/setup.sh
+NBVAL := --nbval --nbval-sanitize-with=tests/nbval_sanitize.cfg --nbval-current-env --nbval-cell-timeout=180
+
+.DEFAULT_GOAL := help
+.PHONY: help lab test notebooks slides bench clean
+
+help: ## this list
+	@grep -hE '^[a-z][a-z%-]*:.*## ' Makefile | sed -E 's/^([^:]*):.*## /\1\t/' | expand -t 12
+
+lab: ## JupyterLab on the first notebook; LAB_ARGS are passed on
+	@$(SETUP) notebooks
+	@scripts/lab.sh $(PY) $(NOTEBOOK) $(LAB_ARGS)
+
+test: ## linters, types, every test and every committed notebook; PYTEST_ARGS are passed on
+	@$(SETUP) dev
+	@scripts/chromium.sh
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m pyright --pythonpath $(PY)
+	$(PY) -m pytest tests notebooks $(NBVAL) -n 2 --dist loadfile -q -rsx $(PYTEST_ARGS)
+
+notebooks: ## execute notebooks/src/*.py into notebooks/*.ipynb
+	@$(SETUP) notebooks
+	$(PY) -m cs336_infer.course.build notebooks/src/*.py
+
+slides: ## dist/slides/*.html, decks that open without a network (needs npm)
+	@$(SETUP) notebooks
+	$(PY) -m cs336_infer.course.slides
+
+bench: ## run the benchmark scripts; BENCH names some, BENCH_ARGS are passed on
+	@$(SETUP) dev
+	@[ -n "$(BENCH)" ] || { echo "bench: there is no script in benchmarks/" >&2; exit 1; }
+	@set -e; for script in $(BENCH); do echo "bench: $$script"; $(PY) $$script $(BENCH_ARGS); done
+
+soak-%: ## the checks of issue N at full size (make soak-2)
+	@[ -f scripts/soak-$*.sh ] || { echo "soak: there is no soak-$*; there is:" $(patsubst scripts/%.sh,%,$(wildcard scripts/soak-*.sh)) >&2; exit 1; }
+	@$(SETUP) dev
+	bash scripts/soak-$*.sh
+
+clean: ## remove .venv and everything built
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
