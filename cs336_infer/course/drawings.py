@@ -62,7 +62,9 @@ def steps_and_pages(prompt: Sequence[str], output: Sequence[str], page: int = 4)
             fed = i >= first
             _cell(left, i, n - 1 - step, pieces[i], GREEN if fed and step == 0 else BLUE if fed else None)
         _cell(left, last, n - 1 - step, pieces[last], ORANGE)
-    left.set(xlim=(-0.1, len(pieces) + 0.1), ylim=(-0.2, n + 0.1), xticks=[], title="fed (green, blue), cached, produced")
+    left.set(
+        xlim=(-0.1, len(pieces) + 0.1), ylim=(-0.2, n + 0.1), xticks=[], title="fed (green, blue), cached, produced"
+    )
     left.set_yticks([n - 0.5 - s for s in range(n)], ["prefill", *(f"decode {s}" for s in range(1, n))])
     kept = len(prompt) + n - 1
     for i in range(-(-kept // page) * page):
