@@ -78,24 +78,35 @@ def probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         logits: [vocab] float32.
 
     Returns:
-        [vocab] float64, sums to 1; dropped tokens have probability 0. Ties at the edge of top-k and top-p are
-        broken by the lower id.
+        [vocab] float64, sums to 1; dropped tokens have probability 0. Which of several equal logits at the edge of
+        top-k or top-p stays is left to `torch.topk`.
     """
     scaled = logits.double()
-    scaled = (scaled - scaled.max()) / params.temperature
-    order = scaled.sort(descending=True, stable=True).indices
-    p = scaled[order].softmax(-1)
-    if params.top_k is not None:
-        p[params.top_k :] = 0
+    p = ((scaled - scaled.max()) / params.temperature).softmax(-1)
+    if params.top_k is not None and params.top_k < len(p):
+        p = _only(p, p.topk(params.top_k).indices)
     if params.top_p < 1:
-        p = p / p.sum()
-        before = p.cumsum(-1) - p
-        p[before >= params.top_p] = 0
+        p = _nucleus(p / p.sum(), params.top_p)
     if params.min_p > 0:
-        p[p < params.min_p * p[0]] = 0
-    out = torch.zeros_like(p)
-    out[order] = p / p.sum()
-    return out
+        p = torch.where(p >= params.min_p * p.max(), p, 0.0)
+    return p / p.sum()
+
+
+def _nucleus(p: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Keep the most probable tokens until their sum reaches top_p; the one that reaches it stays.
+
+    Few tokens nearly always suffice, and finding them is much cheaper than sorting the vocabulary.
+    """
+    for shortlist in (min(256, len(p)), min(4096, len(p)), len(p)):
+        best = p.topk(shortlist)
+        kept = best.values.cumsum(-1) - best.values < top_p
+        if not kept.all():
+            break
+    return _only(p, best.indices[kept])
+
+
+def _only(p: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(p).index_copy_(0, kept, p[kept])
 
 
 def draw(p: torch.Tensor, generator: torch.Generator) -> int:

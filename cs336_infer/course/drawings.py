@@ -34,9 +34,10 @@ def flow(steps: Sequence[Step], *, back: tuple[int, int, str] | None = None) -> 
             ax.annotate("", (i, 0.5), (i - 0.18, 0.5), arrowprops={"arrowstyle": "-|>", "color": BLACK, "lw": 1.4})
     if back is not None:
         start, end, label = back
-        style = {"arrowstyle": "-|>", "color": ORANGE, "lw": 1.8, "connectionstyle": "bar,fraction=-0.13"}
-        ax.annotate("", (end + 0.41, -0.03), (start + 0.41, -0.03), arrowprops=style)
-        ax.text((start + end) / 2 + 0.41, -0.62, label, ha="center", va="center", color=ORANGE, fontsize=10)
+        left, right = end + 0.41, start + 0.41
+        ax.plot([right, right, left, left], [-0.04, -0.35, -0.35, -0.12], color=ORANGE, lw=1.8)
+        ax.annotate("", (left, -0.02), (left, -0.2), arrowprops={"arrowstyle": "-|>", "color": ORANGE, "lw": 1.8})
+        ax.text((left + right) / 2, -0.56, label, ha="center", va="center", color=ORANGE, fontsize=10)
     return fig
 
 
@@ -60,8 +61,8 @@ def steps_and_pages(prompt: Sequence[str], output: Sequence[str], page: int = 4)
         first, last = (0, len(prompt)) if step == 0 else (len(prompt) + step - 1, len(prompt) + step)
         for i in range(last):
             fed = i >= first
-            _cell(left, i, n - 1 - step, pieces[i], GREEN if fed and step == 0 else BLUE if fed else None)
-        _cell(left, last, n - 1 - step, pieces[last], ORANGE)
+            cell(left, i, n - 1 - step, pieces[i], GREEN if fed and step == 0 else BLUE if fed else None)
+        cell(left, last, n - 1 - step, pieces[last], ORANGE)
     left.set(
         xlim=(-0.1, len(pieces) + 0.1), ylim=(-0.2, n + 0.1), xticks=[], title="fed (green, blue), cached, produced"
     )
@@ -69,7 +70,7 @@ def steps_and_pages(prompt: Sequence[str], output: Sequence[str], page: int = 4)
     kept = len(prompt) + n - 1
     for i in range(-(-kept // page) * page):
         color = None if i >= kept else GREEN if i < len(prompt) else BLUE
-        _cell(right, i % page, -(i // page), pieces[i] if i < kept else "", color)
+        cell(right, i % page, -(i // page), pieces[i] if i < kept else "", color)
     pages = -(-kept // page)
     right.set(xlim=(-0.1, page + 0.1), ylim=(0.8 - pages, 1.2), xticks=[], title=f"KV cache in pages of {page}")
     right.set_yticks([0.5 - p for p in range(pages)], [f"page {p}" for p in range(pages)])
@@ -80,7 +81,8 @@ def steps_and_pages(prompt: Sequence[str], output: Sequence[str], page: int = 4)
     return fig
 
 
-def _cell(ax: Axes, x: float, y: float, text: str, color: str | None) -> None:
+def cell(ax: Axes, x: float, y: float, text: str, color: str | None) -> None:
+    """A square of side 1 with its lower left corner at (x, y); grey without a colour."""
     face, edge = (PALE[color], color) if color else ("#F2F2F2", "#BBBBBB")
     ax.add_patch(Rectangle((x + 0.04, y + 0.08), 0.92, 0.84, facecolor=face, edgecolor=edge, lw=1.2))
     ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=8.5)
@@ -105,10 +107,9 @@ def roofline(roof: Roofline, points: Sequence[Placed] = (), *, title: str = "Roo
     ax.loglog(x, [roof.attainable(i) / 1e9 for i in x], color=BLACK, label="what this machine allows")
     ax.axvline(roof.ridge, color="#888888", linestyle=":", lw=1.2, label="ridge")
     for bound, color, marker in ((Bound.MEMORY, BLUE, "o"), (Bound.COMPUTE, ORANGE, "s")):
-        chosen = [p for p in points if p.bound is bound]
-        if chosen:
-            where = [p.intensity for p in chosen], [p.flops_per_s / 1e9 for p in chosen]
-            ax.plot(*where, marker, color=color, label=f"bound by {bound.value}")
+        chosen = [p for p in points if p.bound is bound]  # drawn even when empty: the legend is the same everywhere
+        where = [p.intensity for p in chosen], [p.flops_per_s / 1e9 for p in chosen]
+        ax.plot(*where, marker, color=color, label=f"bound by {bound.value}")
     for p in points:
         ax.annotate(p.name, (p.intensity, p.flops_per_s / 1e9), (6, -11), textcoords="offset points", fontsize=8.5)
     ax.set(xlabel="arithmetic intensity (FLOP per byte)", ylabel="GFLOP/s", title=title)

@@ -67,9 +67,14 @@ class StopStrings:
         self._node = 0 if self.matched else node
         return text_with_held[: end - auto.depth[node]]
 
+    @property
+    def held(self) -> str:
+        """The text held back now: the longest suffix of the stream that can still become a stop."""
+        return self._automaton.prefix(self._node)
+
     def flush(self) -> str:
         """The text held back when generation ended for another reason; empty after a match or a second time."""
-        held, self._node = self._automaton.prefix(self._node), 0
+        held, self._node = self.held, 0
         return held
 
 
