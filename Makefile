@@ -12,7 +12,7 @@ SETUP := PYTHON='$(PYTHON)' scripts/setup.sh
 NBVAL := --nbval --nbval-sanitize-with=tests/nbval_sanitize.cfg --nbval-current-env --nbval-cell-timeout=180
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test notebooks slides bench clean
+.PHONY: help lab test notebooks slides release bench clean
 
 help: ## this list
 	@grep -hE '^[a-z][a-z%-]*:.*## ' Makefile | sed -E 's/^([^:]*):.*## /\1\t/' | expand -t 12
@@ -36,6 +36,12 @@ notebooks: ## execute notebooks/src/*.py into notebooks/*.ipynb
 slides: ## dist/slides/*.html, decks that open without a network (needs npm)
 	@$(SETUP) notebooks
 	$(PY) -m cs336_infer.course.slides
+
+release: ## dist/*.whl, the package to hand to somebody else, from committed notebooks that match their sources
+	@$(SETUP) notebooks
+	$(PY) -m cs336_infer.course.build --check notebooks/src/*.py
+	$(PY) -m pip wheel -q --no-deps --no-build-isolation -w dist .
+	@ls dist/*.whl
 
 bench: ## run the benchmark scripts; BENCH names some, BENCH_ARGS are passed on
 	@$(SETUP) dev

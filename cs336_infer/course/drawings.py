@@ -104,14 +104,15 @@ def roofline(roof: Roofline, points: Sequence[Placed] = (), *, title: str = "Roo
     fig, ax = subplots(figsize=(7.5, 4.4))
     xs = [p.intensity for p in points] or [roof.ridge]
     x = np.geomspace(min(*xs, roof.ridge) / 4, max(*xs, roof.ridge) * 4, 200)
-    ax.loglog(x, [roof.attainable(i) / 1e9 for i in x], color=BLACK, label="what this machine allows")
+    ax.loglog(x, [roof.attainable(i) / 1e9 for i in x], color=BLACK, label="the roof")
     ax.axvline(roof.ridge, color="#888888", linestyle=":", lw=1.2, label="ridge")
     for bound, color, marker in ((Bound.MEMORY, BLUE, "o"), (Bound.COMPUTE, ORANGE, "s")):
         chosen = [p for p in points if p.bound is bound]  # drawn even when empty: the legend is the same everywhere
         where = [p.intensity for p in chosen], [p.flops_per_s / 1e9 for p in chosen]
         ax.plot(*where, marker, color=color, label=f"bound by {bound.value}")
     for p in points:
-        ax.annotate(p.name, (p.intensity, p.flops_per_s / 1e9), (6, -11), textcoords="offset points", fontsize=8.5)
+        at = {"xytext": (6, -11)} if p.bound is Bound.MEMORY else {"xytext": (-6, 8), "ha": "right"}
+        ax.annotate(p.name, (p.intensity, p.flops_per_s / 1e9), textcoords="offset points", fontsize=8.5, **at)
     ax.set(xlabel="arithmetic intensity (FLOP per byte)", ylabel="GFLOP/s", title=title)
     ax.legend(loc="lower right")
     return fig

@@ -183,7 +183,7 @@ explain(
 # for memory. Below the flat part: waits for arithmetic.
 
 # %% tags=["measured"]
-lengths, batches = (16, 64, 256, 512), (1, 4, 16)
+lengths, batches = (16, 64, 512), (1, 4, 16)
 points = {}
 for n in lengths:
     cost = measure.prefill(c, n, dtype_bytes=2, kv_bytes=2)
@@ -194,7 +194,7 @@ for b in batches:
 placed = roof.place(points)
 pictures.show(
     drawings.roofline(roof, placed),
-    "Roofline on logarithmic axes with four prefill lengths and three decode batch sizes.",
+    "Roofline on logarithmic axes with three prefill lengths and three decode batch sizes.",
     measured=True,
 )
 for p in placed:
@@ -370,8 +370,8 @@ for hardware in HARDWARE:
 # - The SRAM chip has a fifth of an H100's arithmetic and 24 times its bandwidth: it wins decode and loses prefill.
 #
 # So large services run prefill and decode on separate machines, and some on different kinds of machine:
-# *disaggregation* (Zhong et al. 2024, DistServe; Patel et al. 2024, Splitwise). The price is moving the KV cache between them. Notebooks
-# on the fleet come back to this.
+# *disaggregation* (Zhong et al. 2024, DistServe; Patel et al. 2024, Splitwise). The price is moving the KV cache
+# between them. Notebooks on the fleet come back to this.
 #
 # Sources of the figures: NVIDIA data sheets of A100 (2.039 TB/s, 312 TFLOP/s), H100 SXM (3.35 TB/s, 989 TFLOP/s) and
 # H200 SXM (4.8 TB/s, 989 TFLOP/s), dense bf16; Groq's description of its LPU (230 MB of SRAM, 80 TB/s, 188 TFLOP/s in
