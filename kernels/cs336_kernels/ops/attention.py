@@ -44,7 +44,7 @@ def _by_query_blocks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: to
     rows = max(16, min(128, SCORES_AT_ONCE // (batch * heads * total)))
     keys, values = k.flatten(0, 1).transpose(1, 2), v.flatten(0, 1)
     scaled = q * head_dim**-0.5
-    future = torch.full((rows, rows), -torch.inf, dtype=q.dtype).triu(1) if mask is None else None
+    future = torch.full((rows, rows), -torch.inf, dtype=q.dtype).triu(1)
     out = torch.empty(batch, new, heads, head_dim, dtype=q.dtype).transpose(1, 2)
     for first in range(0, new, rows):
         last = min(first + rows, new)
