@@ -269,6 +269,7 @@ knobs["temperature"].value = 0.3
 print(knobs.text)
 knobs["temperature"].value = 2.0
 print(knobs.text)
+knobs["temperature"].value = 1.0
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Station 6: stop and safety
