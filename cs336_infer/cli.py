@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,11 +16,11 @@ import torch
 
 from cs336_infer import measure
 from cs336_infer.generate import KV_KINDS, Run
-from cs336_infer.measure.phases import memory_traffic, time_decode, time_prefill
+from cs336_infer.measure.phases import decode_step, memory_traffic, time_decode, time_prefill
 from cs336_infer.models.llama import KERNELS
 from cs336_infer.models.load import DTYPES, LoadedModel, load_model
 from cs336_infer.models.zoo import EMBEDDED, list_models
-from cs336_infer.types import Completion, InferError, InvalidRequest, SamplingParams
+from cs336_infer.types import Completion, InferError, InvalidRequest, SamplingParams, check_integer
 
 BAD_INPUT = 2
 
@@ -26,16 +28,29 @@ BAD_INPUT = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 2 for bad input, 130 when interrupted."""
     args = _parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal of another encoding shows \\u escapes, not a traceback
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return args.run(args)
+        code = args.run(args)
+        print(end="", flush=True)
+        return code
     except InferError as e:
-        print(f"cs336-infer: {_printable(str(e))}", file=sys.stderr)
-        return BAD_INPUT
+        return _fail(str(e), BAD_INPUT)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output has gone, as in `| head`
-        sys.stderr.close()
+    except BrokenPipeError:  # the reader of our output has gone, as in `| head`: nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as e:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _fail(f"cannot write the output: {e.strerror}", 1)
+    except (MemoryError, torch.OutOfMemoryError):
+        return _fail("not enough memory for this request", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"cs336-infer: {_printable(message)}", file=sys.stderr)
+    return code
 
 
 def _generate(args: argparse.Namespace) -> int:
@@ -60,6 +75,8 @@ def _generate(args: argparse.Namespace) -> int:
 def _read_prompt(args: argparse.Namespace) -> str:
     if args.prompt != "-":
         return args.prompt
+    if sys.stdin is None:
+        raise InvalidRequest("the prompt is to come from standard input, which is closed")
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as e:
@@ -98,6 +115,7 @@ def _speed_line(done: Completion, facts: dict[str, Any]) -> str:
 def _measure(args: argparse.Namespace) -> int:
     model = _load(args)
     size = model.dtype.itemsize
+    decode_step(model, args.prompt_tokens, args.batch)  # refuses what does not fit, before anything is measured
     bandwidth = measure.read_bandwidth(model.device)
     compute = measure.matmul_rate(model.dtype, model.device)
     prefill = time_prefill(model, args.prompt_tokens, args.batch)
@@ -161,8 +179,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace) -> LoadedModel:
     if args.threads is not None:
-        if args.threads < 1:
-            raise InvalidRequest(f"threads must be an integer >= 1, not {args.threads}")
+        check_integer("threads", args.threads, 1, 1024)
         torch.set_num_threads(args.threads)
     return load_model(args.model, dtype=args.dtype, device=args.device, kernels=args.kernels)
 
@@ -186,6 +203,9 @@ def _printable(text: str) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs, allow_abbrev=False)
+
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {_printable(message)} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(BAD_INPUT)

@@ -7,8 +7,10 @@ the model once and yields the first token; each decode step then feeds one token
 
 from __future__ import annotations
 
+import numbers
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -16,7 +18,7 @@ from cs336_infer.kv import ContiguousKV, KVCache, NoCache
 from cs336_infer.models.load import LoadedModel
 from cs336_infer.sampling import Sampler
 from cs336_infer.text import StopStrings, StreamDetokenizer
-from cs336_infer.types import Completion, FinishReason, InvalidRequest, Prompt, SamplingParams, TokenEvent
+from cs336_infer.types import Completion, FinishReason, InvalidRequest, Prompt, SamplingParams, TokenEvent, short
 
 KV_KINDS = ("contiguous", "none")
 PAD = 0  # any valid id: padding is masked out of every attention
@@ -48,7 +50,7 @@ def stream(
 
 
 class Run:
-    """One batch on its way through prefill and decode; iterate for events, then read `completions`.
+    """One batch on its way through prefill and decode; iterate once for events, then read `completions`.
 
     Raises:
         InvalidRequest: a prompt is empty, holds an unknown id or fills the context; max_tokens exceeds the context.
@@ -67,11 +69,9 @@ class Run:
         ids = [_encode(model, p) for p in _as_batch(prompts)]
         if not ids:
             raise InvalidRequest("no prompt was given")
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(ids)
-        if len(params) != len(ids):
-            raise InvalidRequest(f"{len(ids)} prompts and {len(params)} sampling parameters: give one, or one for each")
+        params = _as_params(params, len(ids))
         path = model.describe_path(kv)
+        self._started = False
         self.rows = [_Row(model, i, p, Completion(i, path=path)) for i, p in zip(ids, params, strict=True)]
 
     @property
@@ -79,7 +79,10 @@ class Run:
         return [row.completion for row in self.rows]
 
     def __iter__(self) -> Iterator[TokenEvent]:
-        started = time.perf_counter()
+        if self._started:
+            raise InvalidRequest("this run was iterated before: make a new one for another answer")
+        self._started = True
+        elapsed, started = 0.0, time.perf_counter()
         tokens, starts = left_pad([row.completion.prompt_token_ids for row in self.rows], self.model.device)
         cache = self._make_cache(starts, tokens.shape[1])
         sampler = Sampler(
@@ -91,12 +94,13 @@ class Run:
         while True:
             logits = self.model.net.forward(feed, positions(feed, cache, starts), cache)[:, -1]
             chosen = sampler(logits)
-            now = time.perf_counter()
+            elapsed += time.perf_counter() - started
             for index, (row, token) in enumerate(zip(self.rows, chosen, strict=True)):
                 if row.completion.finish_reason is None:
-                    yield row.accept(index, token, now - started)
+                    yield row.accept(index, token, elapsed)
             if all(row.completion.finish_reason for row in self.rows):
                 return
+            started = time.perf_counter()
             column = torch.tensor(chosen, device=self.model.device).unsqueeze(1)
             if self.kv == "none":
                 feed = tokens = torch.cat((tokens, column), 1)
@@ -178,20 +182,54 @@ def positions(feed: torch.Tensor, cache: KVCache, starts: torch.Tensor | None) -
     return columns if starts is None else (columns - starts.unsqueeze(1)).clamp(min=0)
 
 
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return prompts  # type: ignore[return-value]
+def _as_batch(prompts: Any) -> list[Any]:
+    """One prompt or several. Only strings and lists, tuples or one-dimensional arrays are prompts: a dict or bytes
+    would iterate too, and mean something else."""
+    prompts = _plain(prompts)
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, list | tuple | range):
+        raise InvalidRequest(f"a prompt is a string or a list of token ids, not {short(prompts)}")
+    if len(prompts) > 0 and not isinstance(_plain(prompts[0]), str | list | tuple | range):
+        return [prompts]
+    return list(prompts)
 
 
-def _encode(model: LoadedModel, prompt: Prompt) -> list[int]:
-    ids = model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+def _plain(value: Any) -> Any:
+    """numpy arrays and tensors as lists."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _as_params(params: Any, rows: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * rows
+    if not isinstance(params, list | tuple) or not all(isinstance(p, SamplingParams) for p in params):
+        raise InvalidRequest(f"params must be SamplingParams, or one for each prompt, not {short(params)}")
+    if len(params) != rows:
+        raise InvalidRequest(f"{rows} prompts and {len(params)} sampling parameters: give one, or one for each")
+    return list(params)
+
+
+def _encode(model: LoadedModel, prompt: Any) -> list[int]:
+    vocab, context = model.config.vocab_size, model.config.context_length
+    prompt = _plain(prompt)
+    if isinstance(prompt, str):
+        if len(prompt) > context * model.tokenizer.longest_token:  # refused before it is tokenised
+            raise InvalidRequest(f"the prompt of {len(prompt):,} characters is over the model's context of {context}")
+        ids = model.tokenizer.encode(prompt)
+    elif isinstance(prompt, list | tuple | range):
+        ids = [_token_id(i, vocab) for i in prompt]
+    else:
+        raise InvalidRequest(f"a prompt is a string or a list of token ids, not {short(prompt)}")
     if not ids:
         raise InvalidRequest("the prompt is empty: there is no token to continue")
-    vocab, context = model.config.vocab_size, model.config.context_length
-    for i in ids:
-        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < vocab:
-            raise InvalidRequest(f"token id {i!r} is not in the vocabulary of {vocab}")
     if len(ids) >= context:
         raise InvalidRequest(f"the prompt has {len(ids)} tokens; the model's context of {context} leaves no room")
     return ids
+
+
+def _token_id(value: Any, vocab: int) -> int:
+    token = int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else -1
+    if not 0 <= token < vocab:
+        raise InvalidRequest(f"token id {short(value)} is not in the vocabulary of {vocab}")
+    return token

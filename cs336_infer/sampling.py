@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from cs336_infer.types import SamplingParams
+from cs336_infer.types import NonFiniteLogits, SamplingParams
 
 NEG_INF = float("-inf")
 
@@ -27,7 +27,13 @@ class Sampler:
         self._plain = all(p.greedy and not p.has_penalties for p in params)
 
     def __call__(self, logits: torch.Tensor) -> list[int]:
-        """logits: float32 [batch, vocab]. Returns one id per row, and remembers it for the penalties."""
+        """logits: float32 [batch, vocab]. Returns one id per row, and remembers it for the penalties.
+
+        Raises:
+            NonFiniteLogits: argmax of a NaN would be a token like any other, and the answer a row of "!!!!".
+        """
+        if not bool(torch.isfinite(logits).all()):
+            raise NonFiniteLogits("the model produced NaN or infinite logits: its weights are damaged or overflow")
         if self._plain:
             return logits.argmax(-1).tolist()
         return [row.next(x) for row, x in zip(self.rows, logits.cpu(), strict=True)]
@@ -84,7 +90,7 @@ def probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     scaled = logits.double()
     p = ((scaled - scaled.max()) / params.temperature).softmax(-1)
     if params.top_k is not None and params.top_k < len(p):
-        p = _only(p, p.topk(params.top_k).indices)
+        p = _only(p, scaled.topk(params.top_k).indices)  # of logits: far-off ones may round to equal probabilities
     if params.top_p < 1:
         p = _nucleus(p / p.sum(), params.top_p)
     if params.min_p > 0:

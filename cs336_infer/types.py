@@ -6,6 +6,8 @@ This module imports nothing of ours, so that every other module may import it.
 from __future__ import annotations
 
 import math
+import numbers
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,6 +23,10 @@ class ModelLoadError(InferError):
 
 class InvalidRequest(InferError, ValueError):
     """A prompt or a sampling parameter cannot be obeyed."""
+
+
+class NonFiniteLogits(InferError):
+    """The model produced NaN or infinite logits: damaged weights, or numbers too large for the dtype."""
 
 
 class FinishReason(StrEnum):
@@ -44,12 +50,12 @@ class SamplingParams:
         top_k: keep the k most probable tokens, >= 1; None keeps all.
         top_p: keep the smallest set whose probability reaches p, 0 < p <= 1.
         min_p: drop tokens less probable than min_p times the most probable, 0 <= p <= 1.
-        repetition_penalty: > 0; positive logits of tokens seen in prompt or output are divided by it,
+        repetition_penalty: 0.01 to 100; positive logits of tokens seen in prompt or output are divided by it,
             negative ones multiplied (Keskar et al. 2019, CTRL, section 4.1).
         presence_penalty: subtracted once from the logit of every token already produced, -2 to 2.
         frequency_penalty: subtracted once per earlier production of the token, -2 to 2.
-        seed: 0 <= seed < 2**64; the same seed gives the same tokens, whatever else is in the batch.
-            None draws a fresh one.
+        seed: 0 <= seed < 2**64; the same prompt and seed give the same tokens, whatever else is in the batch (in
+            float32; in bfloat16 the batch size itself moves the logits a little). None draws a fresh one.
         stop: strings that end the text; the match itself is not part of the output.
         ignore_eos: keep going past end-of-sequence tokens (for benchmarks).
     """
@@ -73,15 +79,19 @@ class SamplingParams:
             check_integer("top_k", self.top_k, 1, None)
         check_number("top_p", self.top_p, 0.0, 1.0, "a number with 0 < top_p <= 1", open_low=True)
         check_number("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1")
-        check_number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, "a finite number > 0", open_low=True)
+        check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0, "a number from 0.01 to 100")
         check_number("presence_penalty", self.presence_penalty, -2.0, 2.0, "a number from -2 to 2")
         check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "a number from -2 to 2")
         if self.seed is not None:
             check_integer("seed", self.seed, 0, 2**64 - 1)
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequest(f"ignore_eos must be True or False, not {short(self.ignore_eos)}")
+        if not isinstance(self.stop, str | list | tuple):
+            raise InvalidRequest(f"stop must be a string or a list of strings, not {short(self.stop)}")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         for s in stop:
             if not isinstance(s, str) or not s:
-                raise InvalidRequest(f"stop must be non-empty strings, not {s!r}")
+                raise InvalidRequest(f"stop must be non-empty strings, not {short(s)}")
         object.__setattr__(self, "stop", stop)
 
     @property
@@ -110,7 +120,10 @@ class TokenEvent:
 
 @dataclass
 class Completion:
-    """What one prompt turned into, with the times of its phases in seconds."""
+    """What one prompt turned into, with the times of its phases in seconds.
+
+    Times are the engine's own: what a reader of the stream does between two tokens is not counted, nor is tokenising.
+    """
 
     prompt_token_ids: list[int]
     token_ids: list[int] = field(default_factory=list)
@@ -126,14 +139,22 @@ Prompt = str | Sequence[int]
 
 
 def check_integer(name: str, value: object, low: int, high: int | None) -> None:
-    """Raise `InvalidRequest` unless low <= value <= high, in integers; high None is no limit."""
+    """Raise `InvalidRequest` unless low <= value <= high, in integers (numpy's too); high None is no limit."""
     wanted = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        raise InvalidRequest(f"{name} must be {wanted}, not {value!r}")
+    ok = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not ok or value < low or (high is not None and value > high):  # type: ignore[operator]
+        raise InvalidRequest(f"{name} must be {wanted}, not {short(value)}")
 
 
 def check_number(name: str, value: object, low: float, high: float, wanted: str, *, open_low: bool = False) -> None:
     """Raise `InvalidRequest` unless value is finite and low <= value <= high (low < value with `open_low`)."""
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or value < low or value > high or (open_low and value == low):  # type: ignore[operator]
-        raise InvalidRequest(f"{name} must be {wanted}, not {value!r}")
+    ok = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    high = min(high, sys.float_info.max)
+    if not ok or not (low <= value <= high) or (open_low and value == low):  # type: ignore[operator]
+        raise InvalidRequest(f"{name} must be {wanted}, not {short(value)}")
+
+
+def short(value: object) -> str:
+    """`repr` on one line and at most 80 characters, for error messages."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else text[:77] + "..."

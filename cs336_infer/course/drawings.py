@@ -25,9 +25,9 @@ def flow(steps: Sequence[Step], *, back: tuple[int, int, str] | None = None) -> 
         steps: from left to right.
         back: (from box, to box, label) of the returning arrow, drawn under the boxes.
     """
-    fig, ax = subplots(figsize=(1.62 * len(steps), 2.1))
+    fig, ax = subplots(figsize=(1.62 * len(steps), 2.1 if back else 1.3))
     ax.axis("off")
-    ax.set(xlim=(-0.1, len(steps) - 0.02), ylim=(-0.75, 1.15))
+    ax.set(xlim=(-0.1, len(steps) - 0.02), ylim=(-0.75 if back else -0.06, 1.1))
     for i, (name, note, color) in enumerate(steps):
         _box(ax, i, name, note, color)
         if i:
@@ -88,11 +88,14 @@ def cell(ax: Axes, x: float, y: float, text: str, color: str | None) -> None:
     ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=8.5)
 
 
-def bars(values: Mapping[str, float], *, xlabel: str, title: str, color: str = BLUE) -> Figure:
-    """Horizontal bars, the first on top."""
+def bars(values: Mapping[str, float], *, xlabel: str, title: str, color: str = BLUE, label: str = "") -> Figure:
+    """Horizontal bars, the first on top; `label` is a format such as "{:.1f} %" for the number behind each bar."""
     fig, ax = subplots(figsize=(7.0, 0.6 + 0.42 * len(values)))
     places = np.arange(len(values))[::-1]
-    ax.barh(places, list(values.values()), color=color, height=0.66)
+    drawn = ax.barh(places, list(values.values()), color=color, height=0.66)
+    if label:
+        ax.bar_label(drawn, labels=[label.format(v) for v in values.values()], padding=4, fontsize=9)
+        ax.set_xlim(0, 1.12 * max(values.values()))
     ax.set_yticks(places, list(values))
     ax.set(xlabel=xlabel, title=title)
     ax.grid(axis="y", visible=False)

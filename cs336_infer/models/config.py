@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,11 @@ class RopeScaling:
     low_freq_factor: float
     high_freq_factor: float
     original_context: int
+
+    def __post_init__(self) -> None:
+        ordered = 0 < self.low_freq_factor < self.high_freq_factor < math.inf
+        if not (ordered and 0 < self.factor < math.inf and self.original_context >= 1):
+            raise ModelLoadError(f"model config: these numbers of RoPE scaling make no sense: {self}")
 
 
 @dataclass(frozen=True)
@@ -39,9 +45,12 @@ class ModelConfig:
     qk_norm: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
+        for name in _SIZES:
             if getattr(self, name) < 1:
                 raise ModelLoadError(f"model config: {name} must be >= 1, not {getattr(self, name)}")
+        for name in ("rms_eps", "rope_theta"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ModelLoadError(f"model config: {name} must be a finite number > 0, not {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(
                 f"model config: {self.num_heads} query heads cannot share {self.num_kv_heads} KV heads evenly"
@@ -73,6 +82,10 @@ class ModelConfig:
         return self.vocab_size * self.hidden_size
 
 
+_SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size"),
+    *("num_layers", "num_heads", "num_kv_heads", "context_length"),
+)
 _HF_FAMILIES = {"llama": "llama", "qwen3": "qwen3"}
 
 
@@ -81,26 +94,30 @@ def config_from_hf(raw: Mapping[str, Any], source: str) -> ModelConfig:
     family = _HF_FAMILIES.get(str(raw.get("model_type")))
     if family is None:
         raise ModelLoadError(f"{source}: model_type {raw.get('model_type')!r} is not supported (llama, qwen3)")
+    rope = _rope_parameters(raw, source)
     for key, allowed in _MUST_BE.items():
-        if raw.get(key, allowed[0]) not in allowed:
-            raise ModelLoadError(f"{source}: {key}={raw[key]!r} is not supported")
+        for place in (raw, rope):
+            if place.get(key, allowed[0]) not in allowed:
+                raise ModelLoadError(f"{source}: {key}={place[key]!r} is not supported")
+    if set(raw.get("layer_types") or ["full_attention"]) != {"full_attention"}:
+        raise ModelLoadError(f"{source}: layer_types other than full_attention are not supported")
     try:
-        heads = int(raw["num_attention_heads"])
-        hidden = int(raw["hidden_size"])
+        heads = _whole(raw["num_attention_heads"])
+        hidden = _whole(raw["hidden_size"])
         default_kv = 32 if family == "qwen3" else heads
         return ModelConfig(
             family=family,
-            vocab_size=int(raw["vocab_size"]),
+            vocab_size=_whole(raw["vocab_size"]),
             hidden_size=hidden,
-            intermediate_size=int(raw["intermediate_size"]),
-            num_layers=int(raw["num_hidden_layers"]),
+            intermediate_size=_whole(raw["intermediate_size"]),
+            num_layers=_whole(raw["num_hidden_layers"]),
             num_heads=heads,
-            num_kv_heads=int(_get(raw, "num_key_value_heads", default_kv)),
-            head_dim=int(_get(raw, "head_dim", 128 if family == "qwen3" else hidden // heads)),
-            context_length=int(_get(raw, "max_position_embeddings", 2048)),
+            num_kv_heads=_whole(_get(raw, "num_key_value_heads", default_kv)),
+            head_dim=_whole(_get(raw, "head_dim", 128 if family == "qwen3" else hidden // heads)),
+            context_length=_whole(_get(raw, "max_position_embeddings", 2048)),
             rms_eps=float(_get(raw, "rms_norm_eps", 1e-6)),
-            rope_theta=_hf_theta(raw),
-            rope_scaling=_hf_scaling(raw, source),
+            rope_theta=float(_get(rope, "rope_theta", _get(raw, "rope_theta", 10000.0))),
+            rope_scaling=_hf_scaling(rope, source),
             tie_embeddings=bool(_get(raw, "tie_word_embeddings", False)),
             qk_norm=family == "qwen3",
         )
@@ -129,6 +146,8 @@ def config_from_gguf(meta: Mapping[str, Any], *, tied: bool, vocab_size: int, so
         raise ModelLoadError(f"{source}: RoPE scaling {scaling!r} is not supported in GGUF files")
     if get("expert_count", 0):
         raise ModelLoadError(f"{source}: mixture-of-experts models are not supported")
+    if get("attention.sliding_window", 0):
+        raise ModelLoadError(f"{source}: sliding-window attention is not supported")
     heads, hidden = int(get("attention.head_count")), int(get("embedding_length"))
     head_dim = int(get("attention.key_length", hidden // max(heads, 1)))
     if int(get("rope.dimension_count", head_dim)) != head_dim:
@@ -171,17 +190,21 @@ def _get(raw: Mapping[str, Any], key: str, default: Any) -> Any:
     return default if value is None else value
 
 
-def _rope_parameters(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        raise ValueError(f"{value!r} is not a whole number")
+    return int(value)
+
+
+def _rope_parameters(raw: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     """transformers 5 writes `rope_parameters`, older files `rope_scaling` (and `type` for `rope_type`)."""
-    return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    found = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(found, Mapping):
+        raise ModelLoadError(f"{source}: the RoPE settings of config.json must be an object, not {found!r}"[:300])
+    return found
 
 
-def _hf_theta(raw: Mapping[str, Any]) -> float:
-    return float(_get(_rope_parameters(raw), "rope_theta", _get(raw, "rope_theta", 10000.0)))
-
-
-def _hf_scaling(raw: Mapping[str, Any], source: str) -> RopeScaling | None:
-    rope = _rope_parameters(raw)
+def _hf_scaling(rope: Mapping[str, Any], source: str) -> RopeScaling | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
@@ -191,5 +214,5 @@ def _hf_scaling(raw: Mapping[str, Any], source: str) -> RopeScaling | None:
         factor=float(rope["factor"]),
         low_freq_factor=float(rope["low_freq_factor"]),
         high_freq_factor=float(rope["high_freq_factor"]),
-        original_context=int(rope["original_max_position_embeddings"]),
+        original_context=_whole(rope["original_max_position_embeddings"]),
     )

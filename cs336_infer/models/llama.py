@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from cs336_kernels.ops import Linear, apply_rope, packing_available, rms_norm, rope_tables, swiglu
 from tqdm.auto import tqdm
 
-from cs336_infer.kv.base import Attend, KVCache
+from cs336_infer.models.attend import Attend, KVCache
 from cs336_infer.models.config import ModelConfig
 from cs336_infer.models.weights import WeightSource, expected_shapes
 
@@ -70,7 +70,7 @@ class Llama:
             raise ValueError(f"kernels='packed' is not available for {dtype} on {device}")
         self.config, self.dtype, self.device, self.path = config, dtype, device, path
 
-        expected = expected_shapes(config)
+        expected = dict(expected_shapes(config))
 
         def get(*names: str) -> torch.Tensor:
             shapes = [expected[n] for n in names]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from cs336_kernels.ops import packing_available
 
+from cs336_infer.devices import bf16_is_native, find_device
 from cs336_infer.models.config import ModelConfig, config_from_gguf, config_from_hf
 from cs336_infer.models.gguf_file import GGUFFile
 from cs336_infer.models.llama import KERNELS, Llama
@@ -74,7 +75,7 @@ def load_model(
         ModelLoadError: the files are missing, damaged or of an unsupported kind.
         InvalidRequest: dtype, device or kernels is unknown or not available here.
     """
-    torch_device = _device(device)
+    torch_device = find_device(device)
     torch_dtype = _dtype(dtype, torch_device)
     path_name = _kernels(kernels, torch_dtype, torch_device)
     path = resolve(name_or_path)
@@ -85,8 +86,8 @@ def load_model(
             f"{path}: the tokenizer makes ids up to {tokenizer.vocab_size - 1}, "
             f"the embedding table has {config.vocab_size} rows"
         )
-    tokenizer.pad_vocabulary(config.vocab_size)
     check_shapes(source, config, str(path))
+    tokenizer.pad_vocabulary(config.vocab_size)
     try:
         net = Llama(
             config,
@@ -116,6 +117,9 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except ModelLoadError as e:
         raise e if str(path) in str(e) else ModelLoadError(f"{path}: {e}") from None
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError, RecursionError) as e:
+        what = " ".join(str(e).split())[:150]
+        raise ModelLoadError(f"{path}: a file of this model holds something unexpected ({what})") from e
 
 
 Opened = tuple[ModelConfig, WeightSource, Tokenizer, torch.Tensor | None]
@@ -149,26 +153,12 @@ def _hf_config(path: Path) -> ModelConfig:
     try:
         raw: Any = json.loads(file.read_text(encoding="utf-8"))
     except OSError:
-        raise ModelLoadError(f"{path}: no readable config.json in this folder") from None
+        raise ModelLoadError(f"{path}: no readable config.json in this folder (a GGUF file is named itself)") from None
     except ValueError:
         raise ModelLoadError(f"{file}: not valid JSON") from None
     if not isinstance(raw, dict):
         raise ModelLoadError(f"{file}: not a JSON object")
     return config_from_hf(raw, str(path))
-
-
-def _device(device: str | torch.device) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(device)
-    except RuntimeError:
-        raise InvalidRequest(f"unknown device {str(device)!r} (cpu, cuda, cuda:N or auto)") from None
-    if found.type not in ("cpu", "cuda"):
-        raise InvalidRequest(f"device {str(device)!r} is not supported (cpu, cuda, cuda:N or auto)")
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise InvalidRequest(f"device {str(device)!r} is not here: torch sees {torch.cuda.device_count()} CUDA GPUs")
-    return found
 
 
 def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
@@ -178,14 +168,6 @@ def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     if found is None or found not in DTYPES.values():
         raise InvalidRequest(f"unknown dtype {dtype!r} ({', '.join(DTYPES)} or auto)")
     return found
-
-
-def bf16_is_native(device: torch.device) -> bool:
-    """Whether this device multiplies bfloat16 in hardware (CPU: AVX512-BF16, AMX or Arm's BF16)."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(feature) for feature in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def _kernels(kernels: str, dtype: torch.dtype, device: torch.device) -> str:

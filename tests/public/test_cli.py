@@ -117,6 +117,9 @@ def test_options_reach_the_engine(capsys, folder):
         (["a", "--kernels", "fast"], "fast"),
         (["a", "--kernels", "packed", "--dtype", "float16"], "packed"),
         (["a", "--threads", "0"], "threads"),
+        (["a", "--threads", "3000000000"], "threads"),
+        (["a", "--max-tok", "3"], "--max-tok"),
+        (["a", "--repetition-penalty", "1e-40"], "repetition_penalty"),
         (["a", "--kv", "paged"], "paged"),
         ([], "prompt"),
         (["bad \udcff bytes"], "surrogate"),
@@ -129,7 +132,16 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, folder, args, words):
     assert len(err.splitlines()) == 1 and words in err and "Traceback" not in err
 
 
-@pytest.mark.parametrize("args", [[], ["dance"], ["measure", "--batch", "0"], ["measure", "--prompt-tokens", "9999"]])
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["dance"],
+        ["measure", "--batch", "0"],
+        ["measure", "--prompt-tokens", "256"],
+        ["measure", "--batch", "1000000000000"],
+    ],
+)
 def test_bad_commands_too(capsys, folder, args):
     if args[:1] == ["measure"]:
         args = [*args, "--model", folder]
@@ -146,6 +158,7 @@ def test_bad_commands_too(capsys, folder, args):
         ("truncated.gguf", b"GGUF\x03\x00\x00\x00", "truncated"),
         ("emptyfolder/", None, "config.json"),
         ("not a model", None, "no model at"),
+        ("x" * 5000, None, "no model at"),
     ],
 )
 def test_bad_models_are_named(capsys, tmp_path, name, content, words):
@@ -157,7 +170,12 @@ def test_bad_models_are_named(capsys, tmp_path, name, content, words):
     for command in (["generate", "a", "--model", path], ["models", path]):
         code, out, err = run(capsys, *command)
         assert code == 2 and out == "" and len(err.splitlines()) == 1
-        assert words in err and name.strip("/") in err
+        assert words in err and name.strip("/")[:50] in err
+
+
+def test_the_home_of_nobody_is_not_a_model(capsys):
+    code, _, err = run(capsys, "models", "~no-such-user/x")
+    assert code == 2 and len(err.splitlines()) == 1 and "no model at" in err
 
 
 def test_models_lists_the_embedded_one_and_reads_headers_only(capsys, folder, monkeypatch, tmp_path):
@@ -194,3 +212,22 @@ def test_bad_bytes_on_the_command_line_and_on_stdin(folder):
         done = subprocess.run([*command, *args], input=stdin, capture_output=True, check=False)
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
         assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("redirect", "code", "words"),
+    [("> /dev/full", 1, "cannot write"), ("<&-", 2, "standard input")],
+)
+def test_broken_streams_are_one_line(folder, redirect, code, words):
+    prompt = "-" if "<" in redirect else "a"
+    command = f"{sys.executable} -m cs336_infer.cli generate {prompt} --model {folder} --max-tokens 3 --json {redirect}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_terminal_of_another_encoding_shows_escapes(folder):
+    command = [sys.executable, "-m", "cs336_infer.cli", "generate", "한국어", "--model", str(folder)]
+    command += ["--max-tokens", "40", "--temperature", "3", "--seed", "1", "--ignore-eos"]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"\\u" in done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from tiny import write_model
 
 from cs336_infer import FinishReason, InvalidRequest, SamplingParams, generate, load_model, stream
+from cs336_infer.generate import Run
 from cs336_infer.kv import ContiguousKV
+from cs336_infer.types import NonFiniteLogits
 
 
 @pytest.fixture(scope="module")
@@ -195,10 +198,141 @@ def test_an_unknown_cache_is_refused(model):
         ("seed", -1),
         ("stop", ("",)),
         ("stop", (3,)),
+        ("stop", None),
+        ("stop", 3),
+        ("ignore_eos", "no"),
+        ("temperature", 10**400),
+        ("temperature", "1"),
     ],
 )
 def test_bad_parameters_are_named_with_their_value(name, value):
     with pytest.raises(InvalidRequest, match=name) as e:
         SamplingParams(**{name: value})
     shown = value[0] if isinstance(value, tuple) else value
-    assert repr(shown) in str(e.value) and "\n" not in str(e.value)
+    assert repr(shown)[:50] in str(e.value) and "\n" not in str(e.value) and len(str(e.value)) < 200
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.lists(st.integers(1, 299), min_size=1, max_size=20),
+        st.sampled_from([0.0, 0.7, 1.5]),
+        st.integers(0, 5),
+        st.sampled_from([1.0, 1.5]),
+        st.sampled_from([0.0, 1.0]),
+        st.sampled_from([(), ("a",), ("e", " ")]),
+        st.integers(1, 25),
+    ),
+    min_size=2,
+    max_size=4,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(ROWS)
+def test_every_row_obeys_its_own_parameters(model, rows):
+    prompts = [r[0] for r in rows]
+    params = [
+        SamplingParams(
+            temperature=t,
+            seed=seed,
+            repetition_penalty=repetition,
+            presence_penalty=presence,
+            frequency_penalty=presence / 2,
+            stop=stop,
+            max_tokens=n,
+        )
+        for _, t, seed, repetition, presence, stop, n in rows
+    ]
+    together = generate(model, prompts, params)
+    for prompt, p, c in zip(prompts, params, together, strict=True):
+        alone = generate(model, [prompt], p)[0]
+        assert (c.token_ids, c.text, c.finish_reason) == (alone.token_ids, alone.text, alone.finish_reason)
+
+
+class Scripted:
+    """Chooses given tokens, so that the end of a text can be set up."""
+
+    def __init__(self, tokens):
+        self.tokens = iter(tokens)
+
+    def __call__(self, logits):
+        return [next(self.tokens)] * len(logits)
+
+
+def scripted(model, monkeypatch, tokens, **params):
+    monkeypatch.setattr(importlib.import_module("cs336_infer.generate"), "Sampler", lambda *a: Scripted(tokens))
+    events = list(stream(model, [[1]], SamplingParams(max_tokens=len(tokens), **params)))
+    return "".join(e.text for e in events), events[-1]
+
+
+def test_a_text_that_ends_inside_a_character_shows_one_replacement(model, monkeypatch):
+    tokens = model.tokenizer.encode("a🙂")
+    pieces = [model.tokenizer.token_bytes(t) for t in tokens]
+    assert len(pieces[-1]) == 1, "the last byte of the emoji must be a token of its own"
+    text, last = scripted(model, monkeypatch, tokens[:-1])
+    assert text == "a\ufffd" and last.finish_reason is FinishReason.LENGTH
+
+
+def test_a_held_stop_prefix_is_shown_when_the_text_ends(model, monkeypatch):
+    tokens = model.tokenizer.encode("ab")
+    text, last = scripted(model, monkeypatch, tokens, stop=("bcd",))
+    assert text == "ab" and last.finish_reason is FinishReason.LENGTH and last.stop_reason is None
+
+
+def test_a_stop_in_the_flushed_tail_counts(model, monkeypatch):
+    tokens = model.tokenizer.encode("a🙂")[:-1]
+    text, last = scripted(model, monkeypatch, tokens, stop=("\ufffd",))
+    assert text == "a" and last.finish_reason is FinishReason.STOP and last.stop_reason == "\ufffd"
+
+
+def test_time_per_token_is_the_mean_over_the_steps_after_the_first(model, monkeypatch):
+    clock = iter(range(1000))
+    monkeypatch.setattr(importlib.import_module("cs336_infer.generate").time, "perf_counter", lambda: next(clock))
+    done = generate(model, [[1]], SamplingParams(max_tokens=5, ignore_eos=True))[0]
+    assert (done.ttft_s, done.tpot_s) == (1, 1)  # every step is one tick: the consumer's ticks are not counted
+
+
+def test_damaged_weights_end_the_run_with_an_error(tmp_path):
+    write_model(tmp_path)
+    broken = load_model(tmp_path, dtype="float32", device="cpu")
+    broken.net.norm[3] = math.nan
+    for temperature in (0.0, 1.0):
+        with pytest.raises(NonFiniteLogits, match="NaN"):
+            generate(broken, [[1]], SamplingParams(temperature=temperature))
+
+
+def test_a_run_is_iterated_once(model):
+    run = Run(model, [[5, 6, 7]], SamplingParams(max_tokens=3))
+    next(iter(run))
+    with pytest.raises(InvalidRequest, match="iterated before"):
+        list(run)
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [None, 3, b"abc", [b"abc"], {0: 1}, {1, 2}, [None], ["a", 1], [[[1]]], [[1.0]], [{}], iter([1])],
+    ids=lambda p: type(p).__name__,
+)
+def test_odd_prompts_are_refused_in_one_line(model, prompts):
+    with pytest.raises(InvalidRequest) as e:
+        generate(model, prompts)
+    assert "\n" not in str(e.value) and len(str(e.value)) < 200
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, "x", 3, False, [None], [{}]], ids=repr)
+def test_odd_parameters_are_refused_in_one_line(model, params):
+    with pytest.raises(InvalidRequest, match="SamplingParams"):
+        generate(model, [[1]], params)
+
+
+def test_arrays_and_numpy_integers_are_prompts_too(model):
+    want = generate(model, [[1, 2, 3]], SamplingParams(max_tokens=4))[0].token_ids
+    for prompt in (np.array([1, 2, 3]), torch.tensor([1, 2, 3]), [np.int64(1), np.int32(2), 3], range(1, 4), (1, 2, 3)):
+        assert generate(model, prompt, SamplingParams(max_tokens=np.int64(4)))[0].token_ids == want
+    assert generate(model, np.array([[1, 2, 3]]), SamplingParams(max_tokens=4))[0].token_ids == want
+
+
+def test_a_huge_prompt_is_refused_before_it_is_tokenised(model, monkeypatch):
+    monkeypatch.setattr(type(model.tokenizer), "encode", lambda *a, **k: pytest.fail("it was tokenised"))
+    with pytest.raises(InvalidRequest, match="context of 64"):
+        generate(model, "a " * 1_000_000)

@@ -11,6 +11,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny import write_model
 
 from cs336_infer import ModelLoadError, load_model
@@ -138,6 +140,18 @@ def first_shard(folder):
         (edit_config(rope_parameters={"rope_type": "yarn", "factor": 4.0}), "yarn"),
         (edit_config(rope_parameters={"rope_type": "llama3", "factor": 4.0}), "low_freq_factor"),
         (edit_config(quantization_config={"quant_method": "gptq"}), "quantization_config"),
+        (edit_config(rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5}), "partial_rotary_factor"),
+        (edit_config(rope_parameters=[1]), "must be an object"),
+        (edit_config(rope_parameters="linear"), "must be an object"),
+        (edit_config(rope_parameters={"rope_type": "default", "rope_theta": 0}), "rope_theta"),
+        (edit_config(rms_norm_eps=-1.0), "rms_eps"),
+        (edit_config(layer_types=["sliding_attention"] * 3), "layer_types"),
+        (edit_config(num_hidden_layers=2), "layers.2"),
+        (edit_config(num_hidden_layers=2.9), "whole number"),
+        (edit_config(max_position_embeddings=0), "context_length"),
+        (edit_config(eos_token_id=-1), "unexpected"),
+        (edit_config(eos_token_id=10**30), "unexpected"),
+        (lambda f: (f / "tokenizer_config.json").write_text('{"chat_template": [{"name": []}]}'), "model"),
         (lambda f: first_shard(f).unlink(), "missing"),
         (lambda f: first_shard(f).write_bytes(b""), "damaged or truncated"),
         (lambda f: first_shard(f).write_bytes(first_shard(f).read_bytes()[:-100]), "damaged or truncated"),
@@ -154,3 +168,36 @@ def test_damaged_folders_say_what_is_wrong(change, words, checkpoint, tmp_path):
     with pytest.raises(ModelLoadError) as e:
         load_model(folder, device="cpu")
     assert words in str(e.value) and str(folder) in str(e.value) and "\n" not in str(e.value)
+
+
+def test_a_bias_that_would_be_left_out_is_refused(checkpoint, tmp_path):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+    tensors = {k: v for f in folder.glob("*.safetensors") for k, v in load_file(f).items()}
+    for file in folder.glob("model*"):
+        file.unlink()
+    tensors["model.layers.0.self_attn.q_proj.bias"] = torch.ones(48)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"q_proj\.bias has no place"):
+        load_model(folder, device="cpu")
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.sampled_from(["config.json", "tokenizer_config.json", "generation_config.json"]), st.data())
+def test_any_json_value_in_any_setting_loads_or_says_why(checkpoint, tmp_path_factory, file, data):
+    folder = tmp_path_factory.mktemp("odd") / "model"
+    shutil.copytree(checkpoint, folder)
+    raw = json.loads((folder / file).read_text())
+    odd = st.none() | st.booleans() | st.integers(-3, 10**20) | st.floats() | st.text(max_size=3)
+    key = data.draw(st.sampled_from(sorted(raw)))
+    raw[key] = data.draw(odd | st.lists(odd, max_size=2) | st.dictionaries(st.text(max_size=3), odd, max_size=2))
+    (folder / file).write_text(json.dumps(raw))
+    try:
+        load_model(folder, device="cpu", dtype="float32")
+    except ModelLoadError as e:
+        assert "\n" not in str(e) and str(folder) in str(e)
+    finally:
+        shutil.rmtree(folder)

@@ -353,8 +353,8 @@ def test_doctor_on_a_bare_machine(monkeypatch):
 
 def test_doctor_on_a_full_machine(monkeypatch, tmp_path: Path):
     (tmp_path / "model.gguf").write_bytes(b"x")
-    spec = type("Spec", (), {"submodule_search_locations": [str(tmp_path)]})()
-    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(machine, "embedded_path", lambda: tmp_path / "model.gguf")
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(machine.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(machine, "_triton_version", lambda: "3.7.1")
     monkeypatch.setattr(machine, "_gpus", lambda: (machine.Gpu("H100", 80 * 10**9, "9.0"),))

@@ -109,6 +109,15 @@ def test_ready_made_rope_factors_equal_the_formula():
     assert factors[0] == 1 and torch.isclose(factors[-1], torch.tensor(8.0))
 
 
+@pytest.mark.parametrize("theta", [500.0, 1e6])
+def test_rope_theta_is_read(theta, tmp_path):
+    theirs = write_model(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": theta})
+    ours = load_model(tmp_path, dtype="float32", device="cpu")
+    ids, positions = torch.randint(0, 320, (1, 200)), torch.arange(200).unsqueeze(0)
+    with torch.inference_mode():
+        close(ours.net.forward(ids, positions, NoCache(), last_only=False), theirs(ids).logits)
+
+
 def test_bf16_error_is_that_of_an_honest_bf16_run(tmp_path):
     """Half precision may differ from fp32 as much as transformers' own half precision does, twice at most."""
     theirs = write_model(tmp_path, hidden_size=96, num_hidden_layers=4)

@@ -36,15 +36,15 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Ten
 def _by_query_blocks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Prefill on a CPU: each block of queries meets only the keys it may see, so half of the square is never computed.
 
-    Measured on 2 cores at batch 8, 512 tokens, 9 heads over 3: half the time of torch's own attention in bf16.
+    Scores and softmax are float32 whatever the inputs are; the weights are rounded once, for the second product.
     """
     batch, heads, new, head_dim = q.shape
     kv_heads, total = k.shape[1], k.shape[2]
     group, past = heads // kv_heads, total - new
     rows = max(16, min(128, SCORES_AT_ONCE // (batch * heads * total)))
-    keys, values = k.flatten(0, 1).transpose(1, 2), v.flatten(0, 1)
-    scaled = q * head_dim**-0.5
-    future = torch.full((rows, rows), -torch.inf, dtype=q.dtype).triu(1)
+    keys, values = k.flatten(0, 1).transpose(1, 2).float(), v.flatten(0, 1)
+    scaled = q.float() * head_dim**-0.5
+    future = torch.full((rows, rows), -torch.inf).triu(1)
     out = torch.empty(batch, new, heads, head_dim, dtype=q.dtype).transpose(1, 2)
     for first in range(0, new, rows):
         last = min(first + rows, new)
@@ -55,6 +55,6 @@ def _by_query_blocks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: to
             scores[..., past + first :] += future[:n, :n]
         else:
             scores.masked_fill_(~mask[:, :, None, first:last, :seen], -torch.inf)
-        weights = scores.softmax(-1).view(batch * kv_heads, group * n, seen)
+        weights = scores.softmax(-1).to(q.dtype).view(batch * kv_heads, group * n, seen)
         out[:, :, first:last] = torch.bmm(weights, values[:, :seen]).view(batch, heads, n, head_dim)
     return out

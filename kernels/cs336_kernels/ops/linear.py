@@ -13,8 +13,8 @@ class Linear:
 
     Two rungs, chosen on creation:
         "reference": `torch.nn.functional.linear`.
-        "packed": the weight is reordered once into the blocked layout of oneDNN's CPU kernels, which stream it at
-            1.2 to 2.6 times the rate (docs/decisions.md). The original is not kept.
+        "packed": the weight is reordered once into the blocked layout of oneDNN's CPU kernels, which read it about
+            twice as fast (docs/decisions.md). The original is not kept.
 
     Args:
         weight: [out_features, in_features], float32 or bfloat16.

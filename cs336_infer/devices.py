@@ -1,0 +1,36 @@
+"""Which devices there are, and what they multiply in hardware."""
+
+from __future__ import annotations
+
+import torch
+
+from cs336_infer.types import InvalidRequest
+
+BF16_FEATURES = ("avx512_bf16", "amx_bf16", "bf16")  # of x86 and Arm processors, as torch names them
+
+
+def find_device(device: str | torch.device) -> torch.device:
+    """The device of this name: "cpu", "cuda", "cuda:N", or "auto", a GPU if there is one.
+
+    Raises:
+        InvalidRequest: no such kind of device, or it is not in this machine.
+    """
+    if isinstance(device, str) and device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InvalidRequest(f"unknown device {device!r} (cpu, cuda, cuda:N or auto)") from None
+    if found.type not in ("cpu", "cuda") or (found.type == "cpu" and found.index not in (None, 0)):
+        raise InvalidRequest(f"device {str(device)!r} is not supported (cpu, cuda, cuda:N or auto)")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise InvalidRequest(f"device {str(device)!r} is not here: torch sees {torch.cuda.device_count()} CUDA GPUs")
+    return found
+
+
+def bf16_is_native(device: torch.device) -> bool:
+    """Whether this device multiplies bfloat16 in hardware."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(feature) for feature in BF16_FEATURES)
