@@ -44,7 +44,7 @@ def write_model(folder: Path, family: str = "llama", *, seed: int = 0, shard: st
         "head_dim": 8,
         "max_position_embeddings": 256,
         "tie_word_embeddings": False,
-        "initializer_range": 0.3,
+        "initializer_range": 0.1,
         "eos_token_id": 0,
         "bos_token_id": None,
         "pad_token_id": None,
