@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numbers
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,10 @@ from cs336_infer.text import StopStrings, StreamDetokenizer
 from cs336_infer.types import Completion, FinishReason, InvalidRequest, Prompt, SamplingParams, TokenEvent, short
 
 KV_KINDS = ("contiguous", "none")
+CacheFactory = Callable[..., KVCache]
+"""A cache of your own: called with (config, batch=, capacity=, dtype=, device=, starts=), as `ContiguousKV` is."""
+Chooser = Callable[[torch.Tensor], list[int]]
+"""A sampler of your own: float32 logits [batch, vocab] -> one token id per row."""
 PAD = 0  # any valid id: padding is masked out of every attention
 
 
@@ -29,10 +33,16 @@ def generate(
     prompts: Prompt | Sequence[Prompt],
     params: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
-    kv: str = "contiguous",
+    kv: str | CacheFactory = "contiguous",
+    sampler: Chooser | None = None,
 ) -> list[Completion]:
-    """Complete every prompt (a string, or a list of token ids) and return the completions in order."""
-    run = Run(model, prompts, params, kv)
+    """Complete every prompt (a string, or a list of token ids) and return the completions in order.
+
+    Args:
+        kv: "contiguous", "none", or a cache of your own.
+        sampler: a sampler of your own, instead of the package's, which obeys `params`.
+    """
+    run = Run(model, prompts, params, kv, sampler)
     for _ in run:
         pass
     return run.completions
@@ -43,10 +53,11 @@ def stream(
     prompts: Prompt | Sequence[Prompt],
     params: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
-    kv: str = "contiguous",
+    kv: str | CacheFactory = "contiguous",
+    sampler: Chooser | None = None,
 ) -> Iterator[TokenEvent]:
     """Like `generate`, but yields each token as it is chosen. Bad input raises here, before the first token."""
-    return iter(Run(model, prompts, params, kv))
+    return iter(Run(model, prompts, params, kv, sampler))
 
 
 class Run:
@@ -61,16 +72,18 @@ class Run:
         model: LoadedModel,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        kv: str = "contiguous",
+        kv: str | CacheFactory = "contiguous",
+        sampler: Chooser | None = None,
     ) -> None:
-        if kv not in KV_KINDS:
-            raise InvalidRequest(f"unknown kv {kv!r} ({', '.join(KV_KINDS)})")
-        self.model, self.kv = model, kv
+        if not callable(kv) and kv not in KV_KINDS:
+            raise InvalidRequest(f"unknown kv {short(kv)} ({', '.join(KV_KINDS)}, or a cache of your own)")
+        self.model, self.kv, self.sampler = model, kv, sampler
         ids = [_encode(model, p) for p in _as_batch(prompts)]
         if not ids:
             raise InvalidRequest("no prompt was given")
         params = _as_params(params, len(ids))
-        path = model.describe_path(kv)
+        path = model.describe_path(kv if isinstance(kv, str) else getattr(kv, "__name__", "own"))
+        path += f" sampler={getattr(sampler, '__name__', 'own')}" if sampler else ""
         self._started = False
         self.rows = [_Row(model, i, p, Completion(i, path=path)) for i, p in zip(ids, params, strict=True)]
 
@@ -85,7 +98,7 @@ class Run:
         elapsed, started = 0.0, time.perf_counter()
         tokens, starts = left_pad([row.completion.prompt_token_ids for row in self.rows], self.model.device)
         cache = self._make_cache(starts, tokens.shape[1])
-        sampler = Sampler(
+        sampler = self.sampler or Sampler(
             [row.params for row in self.rows],
             [row.completion.prompt_token_ids for row in self.rows],
             self.model.config.vocab_size,
@@ -110,7 +123,8 @@ class Run:
     def _make_cache(self, starts: torch.Tensor | None, width: int) -> KVCache:
         if self.kv == "none":
             return NoCache(starts)
-        return ContiguousKV(
+        factory = self.kv if callable(self.kv) else ContiguousKV
+        return factory(
             self.model.config,
             batch=len(self.rows),
             capacity=width + max(row.room for row in self.rows) - 1,

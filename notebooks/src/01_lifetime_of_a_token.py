@@ -421,10 +421,12 @@ print("mutant:", repr(broken.text))
 # ## Break it (2): a cache that forgets the newest token
 #
 # Here attention in decode does not see the token it was just given, a mistake of one in a slice. Again, the text alone
-# will not tell you.
-
+# will not tell you. (`generate` takes a cache of your own as `kv=`.)
 
 # %%
+from cs336_kernels.ops import attention
+
+
 class Forgetful(ContiguousKV):
     """Attends to one position too few in every decode step."""
 
@@ -436,16 +438,12 @@ class Forgetful(ContiguousKV):
         def attend(layer, q, k, v):
             attend_right(layer, q, k, v)
             keys, values = self.k[layer][:, :, :begin], self.v[layer][:, :, :begin]
-            return stage_attention(q.transpose(1, 2), keys, values).transpose(1, 2)
+            return attention(q.transpose(1, 2), keys, values).transpose(1, 2)
 
         return attend
 
 
-from cs336_kernels.ops import attention as stage_attention
-
-stage.ContiguousKV = Forgetful
-forgetful = generate(model, [story], SamplingParams(max_tokens=24))[0]
-stage.ContiguousKV = ContiguousKV
+forgetful = generate(model, [story], SamplingParams(max_tokens=24), kv=Forgetful)[0]
 print("mutant:", repr(forgetful.text))
 
 # %% [markdown]

@@ -170,6 +170,25 @@ def test_bad_requests_say_why_in_one_line(model, prompts, params, message):
         assert "\n" not in str(e.value)
 
 
+def test_a_cache_and_a_sampler_of_your_own_plug_in(model):
+    made = []
+
+    class Mine(ContiguousKV):
+        def __init__(self, *args, **kwargs):
+            made.append(kwargs["capacity"])
+            super().__init__(*args, **kwargs)
+
+    def second_best(logits):
+        return logits.topk(2).indices[:, 1].tolist()
+
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    want = generate(model, [[1, 2, 3]], params)[0]
+    got = generate(model, [[1, 2, 3]], params, kv=Mine)[0]
+    assert got.token_ids == want.token_ids and made == [3 + 6 - 1] and "kv=Mine" in got.path
+    other = generate(model, [[1, 2, 3]], params, sampler=second_best)[0]
+    assert other.token_ids[0] != want.token_ids[0] and "sampler=second_best" in other.path
+
+
 def test_an_unknown_cache_is_refused(model):
     with pytest.raises(InvalidRequest, match="paged"):
         generate(model, "a", kv="paged")
