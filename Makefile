@@ -24,10 +24,11 @@ lab: ## JupyterLab on the first notebook; LAB_ARGS are passed on
 test: ## linters, types, every test and every committed notebook; PYTEST_ARGS are passed on
 	@$(SETUP) dev
 	@scripts/chromium.sh
+	@scripts/bubblewrap.sh
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m pyright --pythonpath $(PY)
-	$(PY) -m pytest tests notebooks $(NBVAL) -n 2 --dist loadfile -q -rsx $(PYTEST_ARGS)
+	$(PY) -m pytest tests notebooks solutions $(NBVAL) -n 2 --dist loadfile -q -rsx $(PYTEST_ARGS)
 
 notebooks: ## execute notebooks/src/*.py into notebooks/*.ipynb
 	@$(SETUP) notebooks
@@ -37,11 +38,14 @@ slides: ## dist/slides/*.html, decks that open without a network (needs npm)
 	@$(SETUP) notebooks
 	$(PY) -m cs336_infer.course.slides
 
-release: ## dist/*.whl, the package to hand to somebody else, from committed notebooks that match their sources
+release: ## solution and student notebooks, then dist/*.whl; CHECK=1 writes nothing and names what is stale
 	@$(SETUP) notebooks
 	$(PY) -m cs336_infer.course.build --check notebooks/src/*.py
+	$(PY) -m cs336_infer.course.release $(if $(CHECK),--check)
+ifndef CHECK
 	$(PY) -m pip wheel -q --no-deps --no-build-isolation -w dist .
 	@ls dist/*.whl
+endif
 
 bench: ## run the benchmark scripts; BENCH names some, BENCH_ARGS are passed on
 	@$(SETUP) dev

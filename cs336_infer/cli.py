@@ -1,4 +1,4 @@
-"""The command line: `cs336-infer generate | measure | models | doctor`. Every command takes `--json`."""
+"""The command line: `cs336-infer generate | measure | models | doctor | grade`. Every command takes `--json`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from typing import Any, NoReturn
 import torch
 
 from cs336_infer import measure
+from cs336_infer.course import grade_cli
 from cs336_infer.generate import KV_KINDS, Run
-from cs336_infer.measure.phases import decode_step, memory_traffic, time_decode, time_prefill
+from cs336_infer.measure.phases import memory_traffic
+from cs336_infer.measure.report import lines, report
 from cs336_infer.models.llama import KERNELS
 from cs336_infer.models.load import DTYPES, LoadedModel, load_model
 from cs336_infer.models.zoo import EMBEDDED, list_models
@@ -113,45 +115,11 @@ def _speed_line(done: Completion, facts: dict[str, Any]) -> str:
 
 
 def _measure(args: argparse.Namespace) -> int:
-    model = _load(args)
-    size = model.dtype.itemsize
-    decode_step(model, args.prompt_tokens, args.batch)  # refuses what does not fit, before anything is measured
-    bandwidth = measure.read_bandwidth(model.device)
-    compute = measure.matmul_rate(model.dtype, model.device)
-    prefill = time_prefill(model, args.prompt_tokens, args.batch)
-    decode = time_decode(model, args.prompt_tokens, args.batch)
-    roof = measure.Roofline(bandwidth.bytes_per_s, compute.flops_per_s)
-    costs = {
-        "prefill": measure.prefill(model.config, args.prompt_tokens, args.batch, dtype_bytes=size, kv_bytes=size),
-        "decode": measure.decode(model.config, args.batch, args.prompt_tokens, dtype_bytes=size, kv_bytes=size),
-    }
-    placed = roof.place({"prefill": (costs["prefill"], prefill.median_s), "decode": (costs["decode"], decode.median_s)})
-    facts = {
-        "machine": measure.describe().to_dict(),
-        "path": model.describe_path("contiguous"),
-        "batch": args.batch,
-        "prompt_tokens": args.prompt_tokens,
-        "read_bandwidth": {"bytes_per_s": bandwidth.bytes_per_s, "method": bandwidth.method},
-        "matmul": {"flops_per_s": compute.flops_per_s, "method": compute.method},
-        "ridge_flop_per_byte": roof.ridge,
-        "phases": [
-            {**asdict(p), "flops": costs[p.name].flops, "bytes": costs[p.name].bytes, "median_s": t.median_s}
-            for p, t in zip(placed, (prefill, decode), strict=True)
-        ],
-    }
+    facts = report(_load(args), args.prompt_tokens, args.batch)
     if args.json:
         _print_json(facts)
-        return 0
-    print(f"{model.name}: {facts['path']}")
-    print(f"read bandwidth {bandwidth.bytes_per_s / 1e9:.1f} GB/s ({bandwidth.method})")
-    print(
-        f"matrix product {compute.flops_per_s / 1e9:.0f} GFLOP/s ({compute.method}), ridge {roof.ridge:.1f} FLOP/byte"
-    )
-    for p, t, n in zip(placed, (prefill, decode), (args.prompt_tokens * args.batch, args.batch), strict=True):
-        print(
-            f"{p.name:8} {t.median_s * 1e3:8.1f} ms  {n / t.median_s:8.1f} tok/s  {p.intensity:7.1f} FLOP/byte  "
-            f"bound by {p.bound.value}  {p.fraction:.0%} of the roofline"
-        )
+    else:
+        print("\n".join(lines(facts)))
     return 0
 
 
@@ -254,6 +222,10 @@ def _parser() -> _Parser:
 
     doctor = commands.add_parser("doctor", help="what this machine can run, and why not the rest")
     doctor.set_defaults(run=_doctor)
+
+    grading = commands.add_parser("grade", help="grade submissions of an assignment, each in a sandbox")
+    grade_cli.add_arguments(grading)
+    grading.set_defaults(run=grade_cli.grade)
 
     for command in (generate, measuring, models, doctor):
         command.add_argument("--json", action="store_true", help="print one JSON document instead of text")

@@ -14,6 +14,7 @@ import hashlib
 import os
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +42,31 @@ def target_of(source: Path) -> Path:
     return source.resolve().parent.parent / f"{source.stem}.ipynb"
 
 
-def from_source(source: Path) -> NotebookNode:
+def from_source(source: Path, max_cells: int | None = MAX_CELLS) -> NotebookNode:
     """The notebook that `source` describes, without outputs.
 
+    Args:
+        max_cells: the most cells a notebook of this kind may have; None for no limit.
+
     Raises:
-        BuildError: the source cannot be read, has an empty code cell or more than `MAX_CELLS` cells.
+        BuildError: the source cannot be read, has an empty code cell or more than `max_cells` cells.
     """
     try:
         read = jupytext.read(source, fmt="py:percent")
     except (OSError, ValueError) as error:
         raise BuildError(f"{source}: cannot be read: {error}") from None
-    if len(read.cells) > MAX_CELLS:
-        raise BuildError(f"{source}: {len(read.cells)} cells, a lecture has at most {MAX_CELLS}; split it")
-    notebook = nbformat.v4.new_notebook(metadata={"kernelspec": dict(KERNELSPEC), "language_info": {"name": "python"}})
+    if max_cells is not None and len(read.cells) > max_cells:
+        raise BuildError(f"{source}: {len(read.cells)} cells, a lecture has at most {max_cells}; split it")
     for number, cell in enumerate(read.cells, 1):
         if cell.cell_type == "code" and not cell.source.strip():
             raise BuildError(f"{source}: cell {number} is empty")
+    return assemble(read.cells)
+
+
+def assemble(cells: Iterable[NotebookNode]) -> NotebookNode:
+    """A notebook of these cells without outputs; ids come from position and text."""
+    notebook = nbformat.v4.new_notebook(metadata={"kernelspec": dict(KERNELSPEC), "language_info": {"name": "python"}})
+    for number, cell in enumerate(cells, 1):
         new: Any = getattr(nbformat.v4, f"new_{cell.cell_type}_cell")(cell.source)
         new.metadata = NotebookNode({k: v for k, v in cell.metadata.items() if k != "lines_to_next_cell"})
         text = f"{number}\n{cell.cell_type}\n{cell.source}"
@@ -112,20 +122,39 @@ def build(source: Path) -> Path:
         BuildError: see `from_source` and `execute`; or an output names a folder of this machine, or a figure of
             measurements and the tag `measured` do not go together.
     """
-    notebook, target = from_source(source), target_of(source)
-    execute(notebook, target.parent, source.name)
+    target = target_of(source)
+    write_executed(from_source(source), target, source.name)
+    return target
+
+
+def write_executed(notebook: NotebookNode, target: Path, name: str) -> None:
+    """Execute `notebook` in the folder of `target` and write it there, all or nothing; `name` is its source.
+
+    Raises:
+        BuildError: see `build`.
+    """
+    execute(notebook, target.parent, name)
     _refuse_faults(notebook, target)
     nbformat.validate(notebook)
+    replace_text(target, text_of(notebook))
+
+
+def text_of(notebook: NotebookNode) -> str:
+    """What a file holds for `notebook`: the same text for the same notebook."""
+    return nbformat.writes(notebook).rstrip("\n") + "\n"
+
+
+def replace_text(target: Path, text: str) -> None:
+    """Write `text` to `target`, all or nothing."""
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            nbformat.write(notebook, file)
+            file.write(text)
         os.chmod(temporary, 0o644)
         os.replace(temporary, target)
     except BaseException:
         os.unlink(temporary)
         raise
-    return target
 
 
 def check(source: Path) -> None:
@@ -134,14 +163,22 @@ def check(source: Path) -> None:
     Raises:
         BuildError: names the notebook and the first difference.
     """
-    wanted, target = from_source(source), target_of(source)
+    compare(from_source(source), target_of(source), "make notebooks")
+
+
+def compare(wanted: NotebookNode, target: Path, command: str) -> None:
+    """Refuse the file `target` unless it is `wanted`, fully executed; `command` is what writes it anew.
+
+    Raises:
+        BuildError: names the notebook and the first difference.
+    """
     if not target.is_file():
-        raise BuildError(f"{target.name} does not exist: run `make notebooks`")
+        raise BuildError(f"{target.name} does not exist: run `{command}`")
     try:
         have = nbformat.read(target, as_version=nbformat.NO_CONVERT)
     except Exception as error:
         raise BuildError(f"{target.name}: not a notebook: {error}") from None
-    again = "run `make notebooks`"
+    again = f"run `{command}`"
     if (have.nbformat, have.nbformat_minor) != (wanted.nbformat, wanted.nbformat_minor):
         raise BuildError(f"{target.name}: format {have.nbformat}.{have.nbformat_minor} is not the built one; {again}")
     if have.metadata != wanted.metadata:

@@ -1,0 +1,195 @@
+"""Public checks of assignment 1, and the plugs that put a student's functions into the real engine.
+
+The references here are small and slow on purpose: loops over positions in float64, written from the definitions. The
+hidden checks use them on other inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from cs336_infer.course.checks import Ask, check, expect_close, expect_equal, expect_shape, fail, make_check
+from cs336_infer.kv import ContiguousKV
+
+check_public = make_check(__name__)
+
+
+def tensor(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> torch.Tensor:
+    """Normal random numbers, float32."""
+    return torch.from_numpy((scale * rng.standard_normal(shape)).astype(np.float32))
+
+
+def rope_by_definition(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
+    """Rotate the pair (i, i + head_dim / 2) by position * theta^(-2 i / head_dim), one pair at a time."""
+    out, half = x.double().clone(), x.shape[-1] // 2
+    for i in range(half):
+        angle = positions.double() * theta ** (-2 * i / x.shape[-1])
+        cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+        a, b = x[..., i].double(), x[..., i + half].double()
+        out[..., i], out[..., i + half] = a * cos - b * sin, b * cos + a * sin
+    return out
+
+
+def attention_by_definition(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None = None
+) -> torch.Tensor:
+    """One query at a time, over exactly the positions it may see. Rows of padding queries are left at zero."""
+    batch, heads, new, head_dim = q.shape
+    group, past = heads // k.shape[1], k.shape[2] - new
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    for b in range(batch):
+        first = 0 if starts is None else int(starts[b])
+        for i in range(new):
+            last = past + i + 1
+            if last <= first:
+                continue
+            for h in range(heads):
+                keys, values = (t[b, h // group, first:last].double() for t in (k, v))
+                weights = (keys @ q[b, h, i].double() / head_dim**0.5).softmax(-1)
+                out[b, h, i] = weights @ values
+    return out
+
+
+def distribution_by_definition(logits: torch.Tensor, temperature: float, top_p: float, min_p: float) -> np.ndarray:
+    """Sorted by hand: tokens in falling probability until their sum reaches top_p, then the min-p cut."""
+    x = logits.double().numpy() / temperature
+    p = np.exp(x - x.max())
+    p /= p.sum()
+    kept, total = [], 0.0
+    for i in sorted(range(len(p)), key=lambda j: -p[j]):
+        if total >= top_p:
+            break
+        kept.append(i)
+        total += p[i]
+    out = np.zeros_like(p)
+    out[kept] = p[kept]
+    out[out < min_p * out.max()] = 0
+    return out / out.sum()
+
+
+def cost_by_definition(**shape: int) -> tuple[int, int]:
+    """(FLOPs, bytes) of one decode step, from `cs336_infer.measure`: weights and KV cache, no activations."""
+    from cs336_infer import measure
+    from cs336_infer.measure.phases import memory_traffic
+    from cs336_infer.models import ModelConfig
+
+    config = ModelConfig(
+        family="llama",
+        vocab_size=shape["vocab"],
+        hidden_size=shape["hidden"],
+        intermediate_size=shape["intermediate"],
+        num_layers=shape["layers"],
+        num_heads=shape["heads"],
+        num_kv_heads=shape["kv_heads"],
+        head_dim=shape["head_dim"],
+        context_length=1 << 20,
+        tie_embeddings=True,
+    )
+    size = shape["bytes_per_number"]
+    cost = measure.decode(config, shape["batch"], shape["context"], dtype_bytes=size, kv_bytes=size)
+    return cost.flops, int(memory_traffic(cost))
+
+
+@check("rope", points=1, title="position 0 is not rotated")
+def rope_at_zero(ask: Ask, rng: np.random.Generator) -> None:
+    x = tensor(rng, 1, 2, 3, 8)
+    expect_close(ask("rope", x, torch.zeros(1, 3, dtype=torch.long), 10000.0), x, what="rope at position 0")
+
+
+@check("rope", points=1, title="one pair turns by its angle")
+def rope_one_pair(ask: Ask, rng: np.random.Generator) -> None:
+    x = torch.tensor([[[[1.0, 0.0]]]])
+    got = ask("rope", x, torch.tensor([[3]]), 10000.0)
+    expect_shape(got, (1, 1, 1, 2), what="rope")
+    expect_close(got, rope_by_definition(x, torch.tensor([[3]]), 10000.0).float(), what="(1, 0) turned by 3 radians")
+
+
+@check("causal_attention", points=1, title="no query sees the future")
+def no_future(ask: Ask, rng: np.random.Generator) -> None:
+    q, k, v = tensor(rng, 1, 2, 6, 4), tensor(rng, 1, 2, 6, 4), tensor(rng, 1, 2, 6, 4)
+    before = ask("causal_attention", q, k, v)
+    expect_shape(before, (1, 2, 6, 4), what="causal_attention")
+    for j in range(1, 6):
+        changed = v.clone()
+        changed[:, :, j] += 1
+        moved = (ask("causal_attention", q, k, changed) - before).abs().amax((0, 1, 3)) > 1e-6
+        early = [i for i in range(j) if moved[i]]
+        if early:
+            fail(f"row {early[0]} attends to position {j}, which is after it")
+
+
+@check("causal_attention", points=1, title="values are right for a small case")
+def attention_small(ask: Ask, rng: np.random.Generator) -> None:
+    q, k, v = tensor(rng, 1, 2, 5, 4), tensor(rng, 1, 2, 5, 4), tensor(rng, 1, 2, 5, 4)
+    expect_close(ask("causal_attention", q, k, v), attention_by_definition(q, k, v).float(), what="attention")
+
+
+@check("cached_attention", points=1, title="one chunk after another equals all at once")
+def cached_small(ask: Ask, rng: np.random.Generator) -> None:
+    q, k, v = tensor(rng, 1, 2, 6, 4), tensor(rng, 1, 2, 6, 4), tensor(rng, 1, 2, 6, 4)
+    k_cache, v_cache = torch.zeros(1, 2, 8, 4), torch.zeros(1, 2, 8, 4)
+    pieces = []
+    for begin, end in ((0, 4), (4, 5), (5, 6)):
+        new = (q[:, :, begin:end], k[:, :, begin:end], v[:, :, begin:end])
+        out, k_cache, v_cache = ask("cached_attention", *new, k_cache, v_cache, begin)
+        pieces.append(out)
+    expect_close(torch.cat(pieces, 2), attention_by_definition(q, k, v).float(), what="attention in chunks")
+
+
+@check("next_token_distribution", points=1, title="temperature 1 without cuts is softmax")
+def plain_softmax(ask: Ask, rng: np.random.Generator) -> None:
+    logits = tensor(rng, 7, scale=2.0)
+    got = ask("next_token_distribution", logits, 1.0, 1.0, 0.0)
+    expect_close(torch.as_tensor(got).double(), logits.double().softmax(-1), what="distribution", atol=1e-6)
+
+
+@check("next_token_distribution", points=1, title="top-p keeps the token that reaches p")
+def top_p_by_hand(ask: Ask, rng: np.random.Generator) -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    got = torch.as_tensor(ask("next_token_distribution", logits, 1.0, 0.6, 0.0)).double()
+    expect_close(got, torch.tensor([0.625, 0.375, 0, 0], dtype=torch.float64), what="distribution", atol=1e-6)
+
+
+@check("decode_step_cost", points=1, title="a model small enough to count on paper")
+def cost_on_paper(ask: Ask, rng: np.random.Generator) -> None:
+    shape = {"layers": 1, "hidden": 2, "heads": 1, "kv_heads": 1, "head_dim": 2, "intermediate": 3, "vocab": 5}
+    got = ask("decode_step_cost", **shape, batch=1, context=0, bytes_per_number=2)
+    expect_equal(
+        list(got), list(cost_by_definition(**shape, batch=1, context=0, bytes_per_number=2)), what="(FLOPs, bytes)"
+    )
+
+
+def cache_of(cached_attention: Callable[..., Any]) -> type[ContiguousKV]:
+    """A KV cache whose attention is the student's, for `generate(..., kv=cache_of(cached_attention))`."""
+
+    class StudentKV(ContiguousKV):
+        def extend(self, new: int) -> Any:
+            begin, _ = self.length, super().extend(new)
+            if self.starts is not None:
+                raise ValueError("this plug takes prompts of equal length: give generate one prompt at a time")
+
+            def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+                given = (t.transpose(1, 2) for t in (q, k, v))
+                out, self.k[layer], self.v[layer] = cached_attention(*given, self.k[layer], self.v[layer], begin)
+                return out.transpose(1, 2)
+
+            return attend
+
+    return StudentKV
+
+
+def sampler_of(
+    next_token_distribution: Callable[..., Any], temperature: float, top_p: float, min_p: float, seed: int
+) -> Callable[[torch.Tensor], list[int]]:
+    """A sampler that draws from the student's distribution, for `generate(..., sampler=...)`."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def choose(logits: torch.Tensor) -> list[int]:
+        rows = [torch.as_tensor(next_token_distribution(row, temperature, top_p, min_p)).double() for row in logits]
+        return [int(torch.multinomial(p, 1, generator=generator)) for p in rows]
+
+    return choose

@@ -1,0 +1,73 @@
+"""`cs336-infer grade`: the command line of the grader."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from cs336_infer.course.grade import GradeError, find_submissions, grade_class, open_course, statistics
+from cs336_infer.course.grade_report import write_csv, write_json, write_pages
+from cs336_infer.course.sandbox import SandboxUnavailable
+from cs336_infer.types import check_integer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a notebook, a script, or a folder of them")
+    parser.add_argument("--assignment", required=True, help="which one, such as a1")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="results and statistics over the class")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="one row a submission")
+    parser.add_argument("--html", type=Path, metavar="DIR", help="one page a student, without hidden checks")
+    parser.add_argument("--jobs", type=int, default=1, help="submissions at a time (default 1)")
+    parser.add_argument("--resume", action="store_true", help="go on where a killed run with the same --json stopped")
+    parser.add_argument("--seed", type=int, default=None, help="of the random inputs (default: a fresh one)")
+    parser.add_argument("--course", type=Path, default=Path("."), metavar="DIR", help="checkout of the course")
+    parser.add_argument(
+        "--unsafe-no-sandbox", action="store_true", help="run without walls: only for code that you wrote yourself"
+    )
+
+
+def grade(args: argparse.Namespace) -> int:
+    """Grade, print a line for each submission and write what was asked for. Returns 0 whatever the scores are."""
+    check_integer("jobs", args.jobs, 1, 64)
+    if args.resume and args.json is None:
+        raise GradeError("--resume continues the journal beside --json FILE: name the file")
+    course = open_course(args.course, args.assignment)
+    paths = find_submissions(args.paths)
+    journal = args.json.with_name(args.json.name + ".journal") if args.json else None
+    try:
+        results = grade_class(
+            course,
+            paths,
+            seed=args.seed,
+            jobs=args.jobs,
+            journal=journal,
+            resume=args.resume,
+            sandbox=not args.unsafe_no_sandbox,
+        )
+    except SandboxUnavailable as e:
+        raise GradeError(f"{e} (or --unsafe-no-sandbox, for code that you wrote yourself)") from None
+    for result in results:
+        print(_line(result))
+    worst = statistics(results)[0]
+    if worst["passed"] < worst["of"]:
+        print(
+            f"fails most: {worst['exercise']}, {worst['title']} ({worst['passed']} of {worst['of']} passed)",
+            file=sys.stderr,
+        )
+    if args.json:
+        write_json(args.json, course, results)
+    if args.csv:
+        write_csv(args.csv, course, results)
+    if args.html:
+        write_pages(args.html, course, results)
+    if journal:
+        journal.unlink(missing_ok=True)
+    return 0
+
+
+def _line(result: dict[str, Any]) -> str:
+    return f"{result['score']:g}/{result['max_score']:g}  {result['submission']}" + (
+        f"  ({result['problem']})" if result["problem"] else ""
+    )

@@ -1,0 +1,94 @@
+"""What grading leaves behind: one JSON, one CSV, and a page for each student."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import html
+import io
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cs336_infer.course.grade import Course, GradeError, statistics
+
+
+def write_json(path: Path, course: Course, results: Sequence[dict[str, Any]]) -> None:
+    """{"assignment", "checks" (statistics over the class), "submissions"}; replaces the file in one step."""
+    whole = {"assignment": course.assignment.name, "checks": statistics(results), "submissions": list(results)}
+    _replace(path, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_csv(path: Path, course: Course, results: Sequence[dict[str, Any]]) -> None:
+    """A row a submission: score, max_score, points of each exercise, and the problem of an unreadable file."""
+    exercises = [e.name for e in course.assignment.exercises]
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(["submission", "score", "max_score", *exercises, "problem"])
+    for r in results:
+        points = [sum(c["score"] for c in r["checks"] if c["exercise"] == e) for e in exercises]
+        table.writerow([_plain(r["submission"]), r["score"], r["max_score"], *points, _plain(r["problem"] or "")])
+    _replace(path, out.getvalue())
+
+
+def write_pages(folder: Path, course: Course, results: Sequence[dict[str, Any]]) -> list[Path]:
+    """One page a submission. A hidden check shows the property that failed, and nothing of its inputs or its code."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise GradeError(f"{folder}: cannot be made: {e.strerror}") from None
+    pages = []
+    for r in results:
+        name = Path(r["submission"])
+        tail = hashlib.sha256(r["submission"].encode()).hexdigest()[:8]  # two students may hand in the same file name
+        page = folder / f"{name.stem}-{tail}.html"
+        _replace(page, page_of(course, r))
+        pages.append(page)
+    return pages
+
+
+def page_of(course: Course, result: dict[str, Any]) -> str:
+    """The report of one student as HTML."""
+    rows = []
+    for c in result["checks"]:
+        said = c["message"] if not c["hidden"] or c["outcome"] == "not done" else ""
+        mark = "passed" if c["outcome"] == "passed" else "not passed"
+        kind = "hidden" if c["hidden"] else "public"
+        cells = [c["exercise"], c["title"], kind, mark, f"{c['score']:g} / {c['points']:g}", said]
+        rows.append("<tr>" + "".join(f"<td>{html.escape(str(x))}</td>" for x in cells) + "</tr>")
+    problem = f"<p><b>{html.escape(result['problem'])}</b></p>" if result["problem"] else ""
+    title = html.escape(f"{course.assignment.name}: {Path(result['submission']).name}")
+    score = f"{result['score']:g} of {result['max_score']:g} points"
+    questions = "".join(
+        f"<p>Question {html.escape(q.name)}, {q.points:g} points: graded by a person.</p>"
+        for q in course.assignment.questions
+    )
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body {{ font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; }}
+table {{ border-collapse: collapse; width: 100%; }}
+th, td {{ text-align: left; padding: 0.3em 0.6em; border-bottom: 1px solid #ddd; vertical-align: top; }}
+</style></head><body><h1>{title}</h1><p>{score}</p>{problem}<table>
+<tr><th>exercise</th><th>property</th><th>check</th><th>result</th><th>points</th><th></th></tr>
+{chr(10).join(rows)}
+</table>{questions}</body></html>
+"""
+
+
+def _plain(text: str) -> str:
+    """A spreadsheet must not take a file's name for a formula."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def _replace(path: Path, text: str) -> None:
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent or Path("."), prefix=f".{path.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as f:
+            f.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as e:
+        raise GradeError(f"{path}: cannot be written: {e.strerror}") from None

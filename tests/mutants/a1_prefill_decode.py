@@ -1,0 +1,133 @@
+"""Realistic bugs of assignment 1. Each changes one place of the reference and must be caught by the check it names.
+
+(name, exercise, text of the reference, what the bug puts there, title of a hidden check that must fail)
+"""
+
+MUTANTS = [
+    (
+        "all rows get the positions of the first",
+        "rope",
+        "positions.double().unsqueeze(-1)",
+        "positions[:1].double().unsqueeze(-1)",
+        "every row has its own positions, and they need not start at 0",
+    ),
+    (
+        "frequencies fall half as fast",
+        "rope",
+        "torch.arange(half, dtype=torch.float64) / half)",
+        "torch.arange(half, dtype=torch.float64) / (2 * half))",
+        "frequencies follow theta and the head size",
+    ),
+    (
+        "turns one half in the wrong direction",
+        "rope",
+        "second * cos + first * sin",
+        "second * cos - first * sin",
+        "products of rotated vectors depend on the distance only",
+    ),
+    (
+        "the positions of a chunk start at zero (code that classifies by length)",
+        "causal_attention",
+        "torch.arange(total - new, total).unsqueeze(1)",
+        "torch.arange(new).unsqueeze(1)",
+        "a chunk of new tokens sees everything before it",
+    ),
+    (
+        "query heads are dealt to KV heads like cards",
+        "causal_attention",
+        "k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)",
+        "k.repeat(1, group, 1, 1), v.repeat(1, group, 1, 1)",
+        "grouped heads read their own KV head",
+    ),
+    (
+        "padding is attended to",
+        "causal_attention",
+        "if starts is not None:",
+        "if False:",
+        "padding at the left is never attended to",
+    ),
+    (
+        "a padding query sees nothing, and NaN is born (vLLM 641, Wan2GP 1628)",
+        "causal_attention",
+        "& (key >= starts[:, None, None]) | (key == query)",
+        "& (key >= starts[:, None, None])",
+        "padding at the left is never attended to",
+    ),
+    (
+        "softmax without subtracting the maximum",
+        "causal_attention",
+        "weights = scores.masked_fill(~visible.unsqueeze(1), -torch.inf).softmax(-1)",
+        "e = scores.masked_fill(~visible.unsqueeze(1), -torch.inf).exp()\n    weights = e / e.sum(-1, keepdim=True)",
+        "large scores do not overflow",
+    ),
+    (
+        "the newest token does not see itself",
+        "cached_attention",
+        "return causal_attention(q, k_cache[:, :, :end], v_cache[:, :, :end]), k_cache, v_cache",
+        "return causal_attention(q, k_cache[:, :, : end - 1], v_cache[:, :, : end - 1]), k_cache, v_cache",
+        "a cache may be filled to the last position",
+    ),
+    (
+        "one slot too many is read (uninitialised memory; the model changes its language)",
+        "cached_attention",
+        "return causal_attention(q, k_cache[:, :, :end], v_cache[:, :, :end]), k_cache, v_cache",
+        "return causal_attention(q, k_cache[:, :, : end + 1], v_cache[:, :, : end + 1]), k_cache, v_cache",
+        "unwritten memory is never read",
+    ),
+    (
+        "values are stored one position too early",
+        "cached_attention",
+        "v_cache[:, :, length:end] = v",
+        "v_cache[:, :, max(length - 1, 0) : max(length - 1, 0) + v.shape[2]] = v",
+        "new positions are stored, all others stay",
+    ),
+    (
+        "the token that reaches top-p is dropped",
+        "next_token_distribution",
+        "ordered.cumsum(-1) - ordered >= top_p",
+        "ordered.cumsum(-1) > top_p",
+        "top-p by itself",
+    ),
+    (
+        "min-p is an absolute probability",
+        "next_token_distribution",
+        "ordered < min_p * ordered[0]",
+        "ordered < min_p",
+        "min-p is relative to the most probable token",
+    ),
+    (
+        "temperature comes after the cuts",
+        "next_token_distribution",
+        "p = (logits.double() / temperature).softmax(-1)",
+        "p = logits.double().softmax(-1)",
+        "temperature, top-p and min-p, in this order",
+    ),
+    (
+        "exponentials in float32",
+        "next_token_distribution",
+        "p = (logits.double() / temperature).softmax(-1)",
+        "p = (logits / temperature).exp().double()\n    p = p / p.sum()",
+        "logits in the hundreds do not overflow",
+    ),
+    (
+        "the KV cache is counted once for the whole batch",
+        "decode_step_cost",
+        "cache = layers * 2 * kv * batch * (context + 1)",
+        "cache = layers * 2 * kv * (context + 1)",
+        "a batch shares the weights and nothing else",
+    ),
+    (
+        "every row reads the weights again",
+        "decode_step_cost",
+        "return flops, bytes_per_number * (weights + cache)",
+        "return flops, bytes_per_number * (batch * weights + cache)",
+        "a batch shares the weights and nothing else",
+    ),
+    (
+        "the new token is forgotten in attention",
+        "decode_step_cost",
+        "attention = layers * 2 * q * (context + 1)",
+        "attention = layers * 2 * q * context",
+        "a model of random shape",
+    ),
+]
