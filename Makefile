@@ -9,7 +9,7 @@ BENCH_ARGS ?=
 
 PY := .venv/bin/python
 SETUP := PYTHON='$(PYTHON)' scripts/setup.sh
-NBVAL := --nbval --nbval-sanitize-with=tests/nbval_sanitize.cfg --nbval-current-env --nbval-cell-timeout=180
+NBVAL := --nbval --nbval-sanitize-with=tests/nbval_sanitize.cfg --nbval-current-env --nbval-cell-timeout=300
 
 .DEFAULT_GOAL := help
 .PHONY: help lab test notebooks slides release bench clean
@@ -21,6 +21,7 @@ lab: ## JupyterLab on the first notebook; LAB_ARGS are passed on
 	@$(SETUP) notebooks
 	@scripts/lab.sh $(PY) $(NOTEBOOK) $(LAB_ARGS)
 
+# Two workers share two cores: kernels and tests with one thread each do not wait for one another.
 test: ## linters, types, every test and every committed notebook; PYTEST_ARGS are passed on
 	@$(SETUP) dev
 	@scripts/chromium.sh
@@ -28,7 +29,7 @@ test: ## linters, types, every test and every committed notebook; PYTEST_ARGS ar
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m pyright --pythonpath $(PY)
-	$(PY) -m pytest tests notebooks solutions $(NBVAL) -n 2 --dist loadfile -q -rsx $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests notebooks solutions $(NBVAL) -n 2 --dist loadfile -q -rsx $(PYTEST_ARGS)
 
 notebooks: ## execute notebooks/src/*.py into notebooks/*.ipynb
 	@$(SETUP) notebooks

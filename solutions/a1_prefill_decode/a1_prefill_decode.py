@@ -19,7 +19,7 @@
 # Read lectures 01 and 02 first. Each exercise has public checks beside it; hidden checks use other inputs: other
 # shapes, ragged batches, grouped heads, unwritten memory. Passing the public checks is the start, not the end.
 #
-# Work in this order: the later exercises use nothing of the earlier ones, but their ideas.
+# Work in this order: a later function may call an earlier one of yours.
 
 # %%
 import torch
