@@ -92,8 +92,7 @@ answer = generate(model, [prompt], SamplingParams(max_tokens=24))[0]
 print(answer.text)
 
 # %% [markdown]
-# It is a small model: good enough to be a real workload, too small to be trusted. Ask it for the date and it will
-# invent one:
+# It is a small model: good enough to be a real workload, too small to be trusted. Let it go on and it invents a date:
 
 # %%
 answer = generate(model, "The capital of France is", SamplingParams(max_tokens=24))[0]

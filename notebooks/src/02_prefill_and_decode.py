@@ -134,13 +134,13 @@ print(f"timing: ridge at {roof.ridge:.1f} FLOP per byte")
 # ## Predict: one decode step, one prompt
 #
 # The weights are 269 MB. You know the bandwidth of this machine. **How long does one decode step take?** Then: a prompt
-# of 512 tokens needs 109 GFLOP; you know the rate of matrix products. **How long does its prefill take?**
+# of 512 tokens needs 118 GFLOP; you know the rate of matrix products. **How long does its prefill take?**
 
 # %%
 from cs336_infer.course.predict import explain, measured, predict
 
 predict("decode step", low=8, high=40, unit="ms", why="269 MB at some tens of GB/s, and some overhead")
-predict("prefill of 512 tokens", low=250, high=1500, unit="ms", why="109 GFLOP at some hundred GFLOP/s")
+predict("prefill of 512 tokens", low=250, high=1500, unit="ms", why="118 GFLOP at some hundred GFLOP/s")
 
 # %% slideshow={"slide_type": "fragment"} tags=["measured"]
 from cs336_infer.measure.phases import memory_traffic, time_decode, time_prefill
@@ -167,13 +167,13 @@ measured(
 # %%
 explain(
     "decode step",
-    "A decode step reads 269 MB of weights for 1 token, so bandwidth sets the bound; small operations add the rest.",
+    "A decode step reads 269 MB of weights for 1 token, and even the matrix kernels read them below full bandwidth.",
     must_mention=269,
 )
 explain(
     "prefill of 512 tokens",
-    "Prefill uses each weight 512 times, so its 109 GFLOP take longer than reading the weights.",
-    must_mention=109,
+    "Prefill uses each weight 512 times, so its 118 GFLOP take longer than reading the weights.",
+    must_mention=118,
 )
 
 # %% [markdown] slideshow={"slide_type": "slide"}

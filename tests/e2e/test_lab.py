@@ -21,7 +21,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[2]
 TOKEN = "reader"
-RUN_ALL_TIMEOUT_S = 180
+RUN_ALL_TIMEOUT_S = 400
 
 TINY = """\
 import ipywidgets as W
