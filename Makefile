@@ -24,8 +24,8 @@ lab: ## JupyterLab on the first notebook; LAB_ARGS are passed on
 # Two workers share two cores: kernels and tests with one thread each do not wait for one another.
 test: ## linters, types, every test and every committed notebook; PYTEST_ARGS are passed on
 	@$(SETUP) dev
-	@scripts/chromium.sh
-	@scripts/bubblewrap.sh
+	@scripts/debian.sh chromium chromium "browser test"
+	@scripts/debian.sh bubblewrap bwrap "sandbox tests"
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m pyright --pythonpath $(PY)
