@@ -1,18 +1,86 @@
-"""Hidden checks of assignment 1: other shapes, ragged batches, grouped heads, unwritten memory."""
+"""Hidden checks of assignment 1: other shapes, ragged batches, grouped heads, unwritten memory.
+
+The references come first. They are small and slow on purpose: loops over positions in float64, from the definitions.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from cs336_infer.course.a1_prefill_decode import (
-    attention_by_definition,
-    cost_by_definition,
-    distribution_by_definition,
-    rope_by_definition,
-    tensor,
-)
+from cs336_infer.course.a1_prefill_decode import tensor
 from cs336_infer.course.checks import Ask, check, expect_close, expect_equal, fail
+
+
+def rope_by_definition(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
+    """Rotate the pair (i, i + head_dim / 2) by position * theta^(-2 i / head_dim), one pair at a time."""
+    out, half = x.double().clone(), x.shape[-1] // 2
+    for i in range(half):
+        angle = positions.double() * theta ** (-2 * i / x.shape[-1])
+        cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+        a, b = x[..., i].double(), x[..., i + half].double()
+        out[..., i], out[..., i + half] = a * cos - b * sin, b * cos + a * sin
+    return out
+
+
+def attention_by_definition(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None = None
+) -> torch.Tensor:
+    """One query at a time, over exactly the positions it may see. Rows of padding queries are left at zero."""
+    batch, heads, new, head_dim = q.shape
+    group, past = heads // k.shape[1], k.shape[2] - new
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    for b in range(batch):
+        first = 0 if starts is None else int(starts[b])
+        for i in range(new):
+            last = past + i + 1
+            if last <= first:
+                continue
+            for h in range(heads):
+                keys, values = (t[b, h // group, first:last].double() for t in (k, v))
+                weights = (keys @ q[b, h, i].double() / head_dim**0.5).softmax(-1)
+                out[b, h, i] = weights @ values
+    return out
+
+
+def distribution_by_definition(logits: torch.Tensor, temperature: float, top_p: float, min_p: float) -> np.ndarray:
+    """Sorted by hand: tokens in falling probability until their sum reaches top_p, then the min-p cut."""
+    x = logits.double().numpy() / temperature
+    p = np.exp(x - x.max())
+    p /= p.sum()
+    kept, total = [], 0.0
+    for i in sorted(range(len(p)), key=lambda j: -p[j]):
+        if total >= top_p:
+            break
+        kept.append(i)
+        total += p[i]
+    out = np.zeros_like(p)
+    out[kept] = p[kept]
+    out[out < min_p * out.max()] = 0
+    return out / out.sum()
+
+
+def cost_by_definition(**shape: int) -> tuple[int, int]:
+    """(FLOPs, bytes) of one decode step, from `cs336_infer.measure`: weights and KV cache, no activations."""
+    from cs336_infer import measure
+    from cs336_infer.measure.phases import memory_traffic
+    from cs336_infer.models import ModelConfig
+
+    config = ModelConfig(
+        family="llama",
+        vocab_size=shape["vocab"],
+        hidden_size=shape["hidden"],
+        intermediate_size=shape["intermediate"],
+        num_layers=shape["layers"],
+        num_heads=shape["heads"],
+        num_kv_heads=shape["kv_heads"],
+        head_dim=shape["head_dim"],
+        context_length=1 << 20,
+        tie_embeddings=True,
+    )
+    size = shape["bytes_per_number"]
+    cost = measure.decode(config, shape["batch"], shape["context"], dtype_bytes=size, kv_bytes=size)
+    return cost.flops, int(memory_traffic(cost))
 
 
 @check("rope", points=1, title="every row has its own positions, and they need not start at 0")
