@@ -7,18 +7,17 @@ the model once and yields the first token; each decode step then feeds one token
 
 from __future__ import annotations
 
-import numbers
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 
+from cs336_infer.answer import Answer
 from cs336_infer.kv import ContiguousKV, KVCache, NoCache
 from cs336_infer.models.load import LoadedModel
+from cs336_infer.prompts import as_batch, as_params, encode
 from cs336_infer.sampling import Sampler
-from cs336_infer.text import StopStrings, StreamDetokenizer
-from cs336_infer.types import Completion, FinishReason, InvalidRequest, Prompt, SamplingParams, TokenEvent, short
+from cs336_infer.types import Completion, InvalidRequest, Prompt, SamplingParams, TokenEvent, short
 
 KV_KINDS = ("contiguous", "none")
 CacheFactory = Callable[..., KVCache]
@@ -78,14 +77,14 @@ class Run:
         if not callable(kv) and kv not in KV_KINDS:
             raise InvalidRequest(f"unknown kv {short(kv)} ({', '.join(KV_KINDS)}, or a cache of your own)")
         self.model, self.kv, self.sampler = model, kv, sampler
-        ids = [_encode(model, p) for p in _as_batch(prompts)]
+        ids = [encode(model, p) for p in as_batch(prompts)]
         if not ids:
             raise InvalidRequest("no prompt was given")
-        params = _as_params(params, len(ids))
+        params = as_params(params, len(ids))
         path = model.describe_path(kv if isinstance(kv, str) else getattr(kv, "__name__", "own"))
         path += f" sampler={getattr(sampler, '__name__', 'own')}" if sampler else ""
         self._started = False
-        self.rows = [_Row(model, i, p, Completion(i, path=path)) for i, p in zip(ids, params, strict=True)]
+        self.rows = [Answer(model, i, p, Completion(i, path=path)) for i, p in zip(ids, params, strict=True)]
 
     @property
     def completions(self) -> list[Completion]:
@@ -134,49 +133,6 @@ class Run:
         )
 
 
-class _Row:
-    """One sequence of the batch: its parameters, its text on the way out, and what became of it."""
-
-    def __init__(self, model: LoadedModel, ids: list[int], params: SamplingParams, completion: Completion) -> None:
-        context = model.config.context_length
-        if params.max_tokens > context:
-            raise InvalidRequest(f"max_tokens={params.max_tokens} is more than the model's context of {context} tokens")
-        self.room = min(params.max_tokens, context - len(ids))
-        self.params, self.completion = params, completion
-        self._eos = frozenset() if params.ignore_eos else model.tokenizer.eos_ids
-        self._detokenizer = StreamDetokenizer(model.tokenizer)
-        self._stops = StopStrings(params.stop)
-
-    def accept(self, index: int, token: int, elapsed: float) -> TokenEvent:
-        """Take the next token, `elapsed` seconds after the start, and say what may be shown of it."""
-        done = self.completion
-        done.token_ids.append(token)
-        if len(done.token_ids) == 1:
-            done.ttft_s = elapsed
-        else:
-            done.tpot_s = (elapsed - done.ttft_s) / (len(done.token_ids) - 1)
-        text = "" if token in self._eos else self._stops.push(self._detokenizer.push(token))
-        done.finish_reason = self._finish_reason(token)
-        if done.finish_reason is not None and self._stops.matched is None:
-            text += self._stops.push(self._detokenizer.flush())
-            if self._stops.matched is None:
-                text += self._stops.flush()
-            else:
-                done.finish_reason = FinishReason.STOP
-        done.stop_reason = self._stops.matched
-        done.text += text
-        return TokenEvent(index, token, text, done.finish_reason, done.stop_reason)
-
-    def _finish_reason(self, token: int) -> FinishReason | None:
-        if self._stops.matched is not None:
-            return FinishReason.STOP
-        if token in self._eos:
-            return FinishReason.EOS
-        if len(self.completion.token_ids) < self.room:
-            return None
-        return FinishReason.LENGTH if self.room == self.params.max_tokens else FinishReason.CONTEXT
-
-
 def left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Stack ragged prompts so that all end in the last column.
 
@@ -194,56 +150,3 @@ def positions(feed: torch.Tensor, cache: KVCache, starts: torch.Tensor | None) -
     """The place of each fed token in its own sequence, [batch, seq]; padding gets 0."""
     columns = torch.arange(cache.length, cache.length + feed.shape[1], device=feed.device).expand_as(feed)
     return columns if starts is None else (columns - starts.unsqueeze(1)).clamp(min=0)
-
-
-def _as_batch(prompts: Any) -> list[Any]:
-    """One prompt or several. Only strings and lists, tuples or one-dimensional arrays are prompts: a dict or bytes
-    would iterate too, and mean something else."""
-    prompts = _plain(prompts)
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, list | tuple | range):
-        raise InvalidRequest(f"a prompt is a string or a list of token ids, not {short(prompts)}")
-    if len(prompts) > 0 and not isinstance(_plain(prompts[0]), str | list | tuple | range):
-        return [prompts]
-    return list(prompts)
-
-
-def _plain(value: Any) -> Any:
-    """numpy arrays and tensors as lists."""
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _as_params(params: Any, rows: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * rows
-    if not isinstance(params, list | tuple) or not all(isinstance(p, SamplingParams) for p in params):
-        raise InvalidRequest(f"params must be SamplingParams, or one for each prompt, not {short(params)}")
-    if len(params) != rows:
-        raise InvalidRequest(f"{rows} prompts and {len(params)} sampling parameters: give one, or one for each")
-    return list(params)
-
-
-def _encode(model: LoadedModel, prompt: Any) -> list[int]:
-    vocab, context = model.config.vocab_size, model.config.context_length
-    prompt = _plain(prompt)
-    if isinstance(prompt, str):
-        if len(prompt) > context * model.tokenizer.longest_token:  # refused before it is tokenised
-            raise InvalidRequest(f"the prompt of {len(prompt):,} characters is over the model's context of {context}")
-        ids = model.tokenizer.encode(prompt)
-    elif isinstance(prompt, list | tuple | range):
-        ids = [_token_id(i, vocab) for i in prompt]
-    else:
-        raise InvalidRequest(f"a prompt is a string or a list of token ids, not {short(prompt)}")
-    if not ids:
-        raise InvalidRequest("the prompt is empty: there is no token to continue")
-    if len(ids) >= context:
-        raise InvalidRequest(f"the prompt has {len(ids)} tokens; the model's context of {context} leaves no room")
-    return ids
-
-
-def _token_id(value: Any, vocab: int) -> int:
-    token = int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else -1
-    if not 0 <= token < vocab:
-        raise InvalidRequest(f"token id {short(value)} is not in the vocabulary of {vocab}")
-    return token

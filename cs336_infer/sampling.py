@@ -39,6 +39,12 @@ class Sampler:
             return logits.argmax(-1).tolist()
         return [row.next(x) for row, x in zip(self.rows, logits.cpu(), strict=True)]
 
+    def remember(self, tokens: Sequence[int]) -> None:
+        """Every row has produced these tokens already, chosen by somebody else: for the penalties."""
+        for row in self.rows:
+            for token in tokens:
+                row.remember(token)
+
 
 class _Row:
     def __init__(self, params: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
@@ -48,17 +54,22 @@ class _Row:
             self.generator.seed()
         else:
             self.generator.manual_seed(params.seed)
-        self.seen = torch.zeros(vocab_size, dtype=torch.bool)
-        self.seen[torch.tensor(list(prompt), dtype=torch.long)] = True
-        self.counts = torch.zeros(vocab_size)
+        if params.has_penalties:
+            self.seen = torch.zeros(vocab_size, dtype=torch.bool)
+            self.seen[torch.tensor(list(prompt), dtype=torch.long)] = True
+            self.counts = torch.zeros(vocab_size)
 
     def next(self, logits: torch.Tensor) -> int:
         if self.params.has_penalties:
             logits = apply_penalties(logits, self.seen, self.counts, self.params)
         token = int(logits.argmax()) if self.params.greedy else draw(probabilities(logits, self.params), self.generator)
-        self.seen[token] = True
-        self.counts[token] += 1
+        self.remember(token)
         return token
+
+    def remember(self, token: int) -> None:
+        if self.params.has_penalties:
+            self.seen[token] = True
+            self.counts[token] += 1
 
 
 def apply_penalties(

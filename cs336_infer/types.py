@@ -36,6 +36,8 @@ class FinishReason(StrEnum):
     STOP = "stop"  # one of the caller's stop strings appeared
     LENGTH = "length"  # `max_tokens` were produced
     CONTEXT = "context"  # the model's context window is full
+    CANCELLED = "cancelled"  # the caller gave up on it
+    ERROR = "error"  # it could not be finished; `Completion.error` says why
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,8 @@ class Completion:
     ttft_s: float = math.nan  # time to first token: prefill and the first sample
     tpot_s: float = math.nan  # mean time per output token after the first; nan when there was only one
     path: str = ""  # which rung produced it
+    cached_tokens: int = 0  # tokens of the prompt whose keys and values were found and not computed
+    error: str | None = None  # one line, with the finish reason "error"
 
 
 Prompt = str | Sequence[int]

@@ -78,9 +78,18 @@ class BlockPool:
         """How many `allocate` could give now."""
         return self.free + self._idle
 
+    @property
+    def peak(self) -> int:
+        """How many were live or cached at once, at most: a block not given out before is taken when none is free."""
+        return self._untouched
+
     def refs(self, block: int) -> int:
         """How many use the block."""
         return self._refs[block]
+
+    def content(self, block: int) -> bytes | None:
+        """The tokens that the block was published with, as bytes; None when it is not published."""
+        return self._contents[block]
 
     def match(self, keys: Sequence[Key], contents: Sequence[bytes] | None = None) -> int:
         """How many of `keys`, from the first on and without a gap, are here. Nothing is pinned."""
@@ -97,9 +106,13 @@ class BlockPool:
         with self._lock:
             found = self._leading(keys, contents)
             refs, names, reused = self._refs, self._keys, self.policy.reused
-            for block in found:
+            for number, block in enumerate(found):
                 if refs[block] == 0:
-                    reused(names[block])
+                    try:
+                        reused(names[block])
+                    except BaseException:  # a fault of somebody's policy: nothing stays pinned
+                        self.release(found[:number])
+                        raise
                     self._idle -= 1
                 refs[block] += 1
             self._verify()
@@ -175,12 +188,14 @@ class BlockPool:
     def forget(self) -> None:
         """Give up all cached content; live blocks stay with their users and are not found any more."""
         with self._lock:
+            gone = []
             for block in list(self._index.values()):
-                key = self._unpublish(block)
+                gone.append(self._unpublish(block))
                 if self._refs[block] == 0:
-                    self.policy.evicted(key)
                     self._idle -= 1
                     self._free.append(block)
+            for key in gone:  # live ones too: a policy that counts uses would count on from a content that is gone
+                self.policy.evicted(key)
             self._verify()
 
     def check(self) -> None:
@@ -227,9 +242,13 @@ class BlockPool:
         if self.on_evict is not None:
             self.on_evict(block, key)
         self._unpublish(block)
-        self.policy.evicted(key)
         self._idle -= 1
         self.evictions += 1
+        try:
+            self.policy.evicted(key)
+        except BaseException:  # a fault of somebody's policy: the block is not lost
+            self._free.append(block)
+            raise
         return block
 
     def _unpublish(self, block: int) -> Key:

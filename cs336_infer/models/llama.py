@@ -91,23 +91,32 @@ class Llama:
 
     @torch.inference_mode()
     def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, kv: KVCache, *, last_only: bool = True
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        kv: KVCache,
+        *,
+        last_only: bool = True,
+        at: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run new tokens through all layers; their keys and values go into `kv`.
 
         Args:
             tokens: [batch, seq] ids. positions: [batch, seq], the place of each token in its sequence.
             last_only: logits of the last position only: the head is the largest matrix, and prefill needs one row.
+            at: [n] columns whose logits are wanted instead, in any order; a flat batch has one for each sequence.
 
         Returns:
-            float32 logits [batch, 1 or seq, vocab].
+            float32 logits [batch, 1 or n or seq, vocab].
         """
         x = F.embedding(tokens, self.embed)
         rope = rope_tables(positions, self.inv_freq, self.dtype)
         attend = kv.extend(tokens.shape[1])
         for i, block in enumerate(self.blocks):
             x = block(x, rope, i, attend)
-        if last_only:
+        if at is not None:
+            x = x[:, at]
+        elif last_only:
             x = x[:, -1:]
         return self.head(rms_norm(x, self.norm, self.config.rms_eps)).float()
 

@@ -1,0 +1,6 @@
+"""The engine: many requests at once over paged KV memory."""
+
+from cs336_infer.engine.engine import Engine, OutOfCapacity
+from cs336_infer.engine.llm import LLM
+
+__all__ = ["LLM", "Engine", "OutOfCapacity"]
