@@ -17,55 +17,12 @@ import nbformat
 from nbconvert.exporters import SlidesExporter
 from tqdm import tqdm
 
+from cs336_infer.course.slide_template import TEMPLATE
 from cs336_infer.types import InferError
 
 REVEAL = "reveal.js@4.6.0"
 MATHJAX = "mathjax@3.2.2"
 SLIDE_TYPES = {"slide", "subslide"}
-
-# Plain script tags: no module loader, no jQuery, nothing from another host. MathJax draws SVG, which needs no fonts.
-TEMPLATE = r"""
-{%- extends 'index.html.j2' -%}
-
-{%- block html_head_js -%}{%- endblock -%}
-{%- block html_head_js_mathjax -%}
-<script>
-window.MathJax = {
-  tex: {inlineMath: [['$', '$'], ['\\(', '\\)']], processEscapes: true, tags: 'ams'},
-  options: {skipHtmlTags: ['script', 'noscript', 'style', 'textarea', 'pre', 'code']}
-};
-</script>
-<script defer src="vendor/mathjax/tex-svg-full.js"></script>
-{%- endblock -%}
-{%- block html_head_css -%}
-<style>
-.reveal { font-size: 22px; }
-.reveal .slides { text-align: left; }
-.reveal .slides section { max-height: 100%; overflow-y: auto; box-sizing: border-box; }
-.reveal .slides h1, .reveal .slides h2, .reveal .slides h3 { text-transform: none; letter-spacing: 0; }
-.reveal .slides .highlight pre { white-space: pre-wrap; }
-.reveal .slides .jp-RenderedText[data-mime-type="application/vnd.jupyter.stderr"] { background: none; }
-.reveal .slides section img { max-height: 420px; margin: 0; }
-.reveal .jp-InputPrompt, .reveal .jp-OutputPrompt { display: none; }
-</style>
-{%- endblock -%}
-
-{%- block data_png scoped -%}
-{%- set about = output.metadata.get('image/png', {}) -%}
-<div class="jp-RenderedImage jp-OutputArea-output {{ extra_class }}">
-<img alt="{{ about.get('alt', '') | escape_html }}" src="data:image/png;base64,{{ output.data['image/png'] }}">
-</div>
-{%- endblock -%}
-
-{%- block footer_js -%}
-<script src="vendor/reveal.js/dist/reveal.js"></script>
-<script src="vendor/reveal.js/plugin/notes/notes.js"></script>
-<script>
-Reveal.initialize({controls: true, progress: true, hash: true, slideNumber: 'c/t', transition: 'none', center: false,
-                   width: 1200, height: 760, margin: 0.03, plugins: [RevealNotes]});
-</script>
-{%- endblock -%}
-"""
 
 
 class SlidesError(InferError):
@@ -118,6 +75,7 @@ def deck(notebook: Path) -> str:
     if not starts:
         raise SlidesError(f'{notebook.name}: no cell starts a slide; give one slideshow={{"slide_type": "slide"}}')
     exporter = SlidesExporter(raw_template=TEMPLATE, reveal_url_prefix="vendor/reveal.js", reveal_theme="white")
+    exporter.exclude_anchor_links = True
     html, _ = exporter.from_notebook_node(read, {"metadata": {"name": notebook.stem}})
     return html
 
