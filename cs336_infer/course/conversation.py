@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,11 +43,14 @@ class Ended(Exception):
 class Pipe:
     """A running process and the two ends of its pipes."""
 
-    def __init__(self, limits: Limits, boxed: bool, files: Mapping[str, Path]) -> None:
+    def __init__(
+        self, limits: Limits, boxed: bool, files: Mapping[str, Path], stop: threading.Event | None = None
+    ) -> None:
         files = {**SIDE, **files}
         self.limits = limits
         self.nonce = secrets.token_bytes(wire.NONCE_BYTES)
         self.folder: str | None = None
+        self.stop = stop
         with contextlib.ExitStack() as theirs:
             filter_fd = -1
             if boxed:
@@ -140,6 +144,8 @@ class Pipe:
     def _wait(self, descriptor: int, event: int, deadline: float) -> bool:
         """Whether the descriptor is ready, after a moment at most; looks at the clock and at the memory."""
         now = time.monotonic()
+        if self.stop is not None and self.stop.is_set():
+            raise Ended("timeout", "the grader was stopped")
         if now > deadline:
             raise Ended("timeout", "no answer in time")
         if now - self.looked >= LOOK_EVERY_S:

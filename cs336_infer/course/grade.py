@@ -9,32 +9,33 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from cs336_infer.course.ask import one_line
 from cs336_infer.course.assignment import Assignment, read_assignment
 from cs336_infer.course.checks import NOT_DONE, AskError, Check, Report, checks_of, run
+from cs336_infer.course.collect import GradeError, find_submissions
+from cs336_infer.course.journal import Journal
 from cs336_infer.course.questions import StudentError, StudentProcess
-from cs336_infer.course.sandbox import Limits
-from cs336_infer.course.submission import Submission
+from cs336_infer.course.sandbox import Limits, SandboxUnavailable
+from cs336_infer.course.submission import Submission, fingerprint, printable
 from cs336_infer.course.submission import read as read_submission
-from cs336_infer.types import InferError
 
-SUFFIXES = (".ipynb", ".py")
+__all__ = [
+    "Course", "GradeError", "Journal", "find_submissions", "grade_class", "grade_one", "open_course", "statistics",
+]  # fmt: skip
+
 _STUB = re.compile(r"NotImplementedError: a\d+ \w+: ")
-
-
-class GradeError(InferError):
-    """Grading cannot start: no such assignment, no submissions, or a file that cannot be written."""
 
 
 @dataclass(frozen=True)
@@ -78,27 +79,9 @@ def open_course(root: Path, short: str) -> Course:
     return Course(read_assignment(found[0]), checks_of(public), checks_of(hidden), key)
 
 
-def find_submissions(paths: Iterable[Path]) -> list[Path]:
-    """Files named, and every notebook or script below folders named, in order, once each.
-
-    Raises:
-        GradeError: a path does not exist, or there is nothing to grade.
-    """
-    found: dict[Path, None] = {}
-    for path in paths:
-        if path.is_dir():
-            below = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and ".ipynb_checkpoints" not in p.parts)
-            found.update(dict.fromkeys(below))
-        elif path.exists() or path.is_symlink():
-            found[path] = None
-        else:
-            raise GradeError(f"{path}: no such file or folder")
-    if not found:
-        raise GradeError(f"no {' or '.join(SUFFIXES)} file below {', '.join(map(str, paths))}")
-    return list(found)
-
-
-def grade_one(course: Course, path: Path, *, seed: int, limits: Limits, sandbox: bool) -> dict[str, Any]:
+def grade_one(
+    course: Course, path: Path, *, seed: int, limits: Limits, sandbox: bool, stop: threading.Event | None = None
+) -> dict[str, Any]:
     """The result of one submission as plain values: score, max_score, checks, problem. Never raises for its content."""
     submission = read_submission(path)
     with StudentProcess(
@@ -106,6 +89,7 @@ def grade_one(course: Course, path: Path, *, seed: int, limits: Limits, sandbox:
         calls_forbidden={f: e.forbidden for e in course.assignment.exercises for f in e.functions},
         limits=limits,
         sandbox=sandbox,
+        stop=stop,
     ) as student:
         report = run(course.checks, _asking(student, submission), seed=seed)
     return {"submission": str(path), "problem": submission.problem, **_points(course, report)}
@@ -136,71 +120,65 @@ def grade_class(
     *,
     seed: int | None = None,
     jobs: int = 1,
-    journal: Path | None = None,
-    resume: bool = False,
+    journal: Journal | None = None,
     limits: Limits | None = None,
     sandbox: bool = True,
 ) -> list[dict[str, Any]]:
     """Grade all, `jobs` at a time, with a progress bar. Results come in the order of `paths`.
 
     Args:
-        seed: of the inputs; None draws a fresh one, so that nobody can know them. It is part of each result.
-        journal: one line of JSON per finished submission, flushed to disk before the next begins.
-        resume: keep what the journal holds of the same submission (by content) and the same checks.
+        seed: of the inputs; None draws a fresh one, so that nobody can know them (or takes the one of the run that is
+            continued). It is part of each result.
+        journal: keeps each finished submission at once. What it holds of the same submission, by content, and of the
+            same checks and seed is not graded again.
     """
-    seed = int.from_bytes(os.urandom(4)) if seed is None else seed
     limits = limits or Limits()
-    done = dict(_read_journal(journal, course.key)) if resume and journal else {}
-    if journal and not resume:
-        journal.unlink(missing_ok=True)
+    kept = journal.results if journal else {}
+    drawn = next((r["seed"] for r in kept.values()), int.from_bytes(os.urandom(4))) if seed is None else seed
     keys = [_content_key(course, path) for path in paths]
-    todo = [(key, path) for key, path in zip(keys, paths, strict=True) if key not in done]
+    done = {key: kept[key] for key in keys if key in kept and kept[key]["seed"] == drawn}
+    todo = {key: path for key, path in zip(keys, paths, strict=True) if key not in done}
+    stop = threading.Event()
 
-    def work(item: tuple[str, Path]) -> tuple[str, dict[str, Any]]:
-        key, path = item
-        return key, {**grade_one(course, path, seed=seed, limits=limits, sandbox=sandbox), "seed": seed}
+    def work(path: Path) -> dict[str, Any]:
+        return {**grade_one(course, path, seed=drawn, limits=limits, sandbox=sandbox, stop=stop), "seed": drawn}
 
     bar = tqdm(total=len(paths), initial=len(paths) - len(todo), unit="submission", file=sys.stderr, disable=None)
-    with ThreadPoolExecutor(jobs) as pool, bar:
-        for key, result in pool.map(work, todo):
-            done[key] = result
-            if journal:
-                _append(journal, {"course": course.key, "key": key, "result": result})
-            bar.update()
+    with bar, ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(work, path): key for key, path in todo.items()}
+        try:
+            for future in as_completed(futures):
+                key = futures[future]
+                try:
+                    done[key] = future.result()
+                    if journal:
+                        journal.add(key, done[key])
+                except (GradeError, SandboxUnavailable):
+                    raise
+                except Exception as error:  # not in the journal: a resumed run tries again
+                    done[key] = {**_ungraded(course, todo[key], error), "seed": drawn}
+                bar.update()
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return [{**done[key], "submission": str(path)} for key, path in zip(keys, paths, strict=True)]
 
 
+def _ungraded(course: Course, path: Path, error: Exception) -> dict[str, Any]:
+    said = one_line(f"{type(error).__name__}: {error}")
+    problem = f"{printable(path.name)}: not graded, the grader failed ({said}): grade it again"
+
+    def ask(name: str, /, *args: Any, **kwargs: Any) -> Any:
+        raise AskError(problem, "Submission")
+
+    return {"submission": str(path), "problem": problem, **_points(course, run(course.checks, ask, seed=0))}
+
+
 def _content_key(course: Course, path: Path) -> str:
-    """Of the file's name and content; a file too large to grade is known by its size."""
-    try:
-        size = path.stat().st_size
-        content = path.read_bytes() if size <= 20 << 20 else str(size).encode()
-    except OSError:
-        content = b"unreadable"
-    return hashlib.sha256(course.key.encode() + str(path).encode() + b"\0" + content).hexdigest()[:24]
-
-
-def _append(journal: Path, line: dict[str, Any]) -> None:
-    try:
-        with journal.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(line) + "\n")
-            f.flush()
-            os.fsync(f.fileno())
-    except OSError as e:
-        raise GradeError(f"{journal}: cannot be written: {e.strerror}") from None
-
-
-def _read_journal(journal: Path, course_key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Finished submissions; the last line may be cut where a run was killed."""
-    if not journal.exists():
-        return
-    for line in journal.read_text(encoding="utf-8").splitlines():
-        try:
-            entry = json.loads(line)
-            if entry["course"] == course_key:
-                yield entry["key"], entry["result"]
-        except (ValueError, KeyError, TypeError):
-            continue
+    """Of the file's name and content."""
+    parts = (course.key.encode(), os.fsencode(path), fingerprint(path).encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
 def statistics(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
 
-from cs336_infer.course.grade import GradeError, find_submissions, grade_class, open_course, statistics
-from cs336_infer.course.grade_report import write_csv, write_json, write_pages
+from cs336_infer.course.grade import Course, GradeError, find_submissions, grade_class, open_course, statistics
+from cs336_infer.course.grade_report import check_places, write_csv, write_json, write_pages
+from cs336_infer.course.journal import Journal
 from cs336_infer.course.sandbox import SandboxUnavailable
+from cs336_infer.course.submission import printable
 from cs336_infer.types import check_integer
 
 
@@ -35,19 +38,31 @@ def grade(args: argparse.Namespace) -> int:
         raise GradeError("--resume continues the journal beside --json FILE: name the file")
     course = open_course(args.course, args.assignment)
     paths = find_submissions(args.paths)
-    journal = args.json.with_name(args.json.name + ".journal") if args.json else None
+    check_places(args.json, args.csv, args.html)
+    with contextlib.ExitStack() as held:
+        if args.json:
+            place = args.json.with_name(args.json.name + ".journal")
+            journal = held.enter_context(Journal(place, course.key, resume=args.resume))
+        else:
+            journal = None
+        _grade(args, course, paths, journal)
+        if journal:
+            journal.remove()
+    return 0
+
+
+def _grade(args: argparse.Namespace, course: Course, paths: list[Path], journal: Journal | None) -> None:
     try:
         results = grade_class(
-            course,
-            paths,
-            seed=args.seed,
-            jobs=args.jobs,
-            journal=journal,
-            resume=args.resume,
-            sandbox=not args.unsafe_no_sandbox,
+            course, paths, seed=args.seed, jobs=args.jobs, journal=journal, sandbox=not args.unsafe_no_sandbox
         )
     except SandboxUnavailable as e:
         raise GradeError(f"{e} (or --unsafe-no-sandbox, for code that you wrote yourself)") from None
+    except KeyboardInterrupt:
+        done = len(journal.results) if journal else 0
+        how = "--resume goes on from there" if journal else "with --json FILE, --resume could go on"
+        print(f"cs336-infer: stopped, {done} of {len(paths)} submissions are kept: {how}", file=sys.stderr)
+        raise
     for result in results:
         print(_line(result))
     worst = statistics(results)[0]
@@ -62,12 +77,9 @@ def grade(args: argparse.Namespace) -> int:
         write_csv(args.csv, course, results)
     if args.html:
         write_pages(args.html, course, results)
-    if journal:
-        journal.unlink(missing_ok=True)
-    return 0
 
 
 def _line(result: dict[str, Any]) -> str:
-    return f"{result['score']:g}/{result['max_score']:g}  {result['submission']}" + (
+    return f"{result['score']:g}/{result['max_score']:g}  {printable(result['submission'])}" + (
         f"  ({result['problem']})" if result["problem"] else ""
     )

@@ -14,6 +14,39 @@ from pathlib import Path
 from typing import Any
 
 from cs336_infer.course.grade import Course, GradeError, statistics
+from cs336_infer.course.submission import printable
+
+
+def check_places(file_json: Path | None, file_csv: Path | None, folder: Path | None) -> None:
+    """Before an hour of grading: whether its results can be written where they shall be.
+
+    Raises:
+        GradeError: not there, or two of them in the same place.
+    """
+    files = [f for f in (file_json, file_csv) if f is not None]
+    if len({os.path.abspath(p) for p in (*files, *([folder] if folder else []))}) < len(files) + (folder is not None):
+        raise GradeError("--json, --csv and --html must be different places")
+    for place in files:
+        if place.is_dir():
+            raise GradeError(f"{place}: cannot be written: it is a folder")
+        _probe(place.parent, place)
+    if folder:
+        _make(folder)
+        _probe(folder, folder)
+
+
+def _probe(folder: Path, place: Path) -> None:
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as e:
+        raise GradeError(f"{place}: cannot be written: {e.strerror}") from None
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise GradeError(f"{folder}: cannot be made: {e.strerror}") from None
 
 
 def write_json(path: Path, course: Course, results: Sequence[dict[str, Any]]) -> None:
@@ -36,15 +69,12 @@ def write_csv(path: Path, course: Course, results: Sequence[dict[str, Any]]) -> 
 
 def write_pages(folder: Path, course: Course, results: Sequence[dict[str, Any]]) -> list[Path]:
     """One page a submission. A hidden check shows the property that failed, and nothing of its inputs or its code."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise GradeError(f"{folder}: cannot be made: {e.strerror}") from None
+    _make(folder)
     pages = []
     for r in results:
         name = Path(r["submission"])
-        tail = hashlib.sha256(r["submission"].encode()).hexdigest()[:8]  # two students may hand in the same file name
-        page = folder / f"{name.stem}-{tail}.html"
+        tail = hashlib.sha256(os.fsencode(name)).hexdigest()[:8]  # two students may hand in the same file name
+        page = folder / f"{printable(name.stem)[:50]}-{tail}.html"
         _replace(page, page_of(course, r))
         pages.append(page)
     return pages
@@ -85,8 +115,8 @@ def _plain(text: str) -> str:
 
 def _replace(path: Path, text: str) -> None:
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent or Path("."), prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as f:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".grading.")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as f:  # a name that is no UTF-8
             f.write(text)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)

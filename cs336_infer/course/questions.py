@@ -5,15 +5,20 @@
 
 What comes back is a value or a `StudentError` with its kind; nothing that the student prints matters. A crash or a
 timeout costs one question: the next one finds a new process. Cells that never end, or kill their process, are run
-once and remembered.
+once and remembered. So is a function that ran out of time twice without an answer in between: the first time may be
+a slow import, the second is the function's own, and each more would hold up the class. Whatever the questions, a
+submission has a sum of seconds in which it is waited for.
 
 Messages carry a random nonce and the number of the question. The student's code shares an interpreter with the loop
 that answers and can dig both out; what it gains is sending *values* of its own making, early or late, and those are
 compared with what the fresh inputs of that very question demand.
 """
 
+import contextlib
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +27,8 @@ from cs336_infer.course import wire
 from cs336_infer.course.conversation import Ended, Pipe
 from cs336_infer.course.sandbox import Limits
 
+TIMEOUTS = 2
+"""In a row, of one function; then it is not asked again."""
 KINDS = ("missing", "exception", "timeout", "crash", "memory", "refused", "type", "protocol")
 
 
@@ -40,8 +47,10 @@ class StudentProcess:
 
     `modules_blocked` cannot be imported; `calls_forbidden` maps a function to library names it must not use.
     `files` are put on the sandbox's import path read-only, name -> file or folder: everything else of this project
-    is invisible there. `sandbox=False` is unsafe: limits and a process group, no walls. It is for code you wrote
-    yourself.
+    is invisible there. Once `stop` is set, nothing is waited for any more. `sandbox=False` is unsafe: limits and a
+    process group, no walls. It is for code you wrote yourself.
+
+    `starts` counts its processes, `asked` the questions that were put to them, `waited_s` the seconds of both.
     """
 
     cells: Sequence[str]
@@ -50,9 +59,13 @@ class StudentProcess:
     limits: Limits = field(default=Limits(), kw_only=True)
     sandbox: bool = field(default=True, kw_only=True)
     files: Mapping[str, Path] = field(default_factory=dict, kw_only=True)
+    stop: threading.Event | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         self.starts = 0
+        self.asked = 0
+        self.waited_s = 0.0
+        self._timeouts: Counter[str] = Counter()
         self.load_errors: list[str] = []
         self._pipe: Pipe | None = None
         self._refused: dict[str, str] | None = None
@@ -77,23 +90,41 @@ class StudentProcess:
         `StudentError` says why not; `wire.WireError` when an argument cannot travel; `SandboxUnavailable`.
         """
         question = {"function": function, "args": list(args), "kwargs": kwargs}
-        body = wire.encode(question, self.limits.output_bytes)
+        body = wire.encode(question, self.limits.question_bytes)
+        if self._timeouts[function] >= TIMEOUTS:
+            raise StudentError("timeout", f"{function}: no answer in time, {TIMEOUTS} times: it is not asked again")
         pipe = self._ready()
         if self._refused and function in self._refused:
             raise StudentError("refused", self._refused[function])
         self._number += 1
-        deadline = time.monotonic() + (self.limits.wall_s_per_question if timeout_s is None else timeout_s)
+        self.asked += 1
         try:
-            pipe.send(self._number, body, deadline)
-            return _opened(pipe.receive(self._number, deadline))
+            with self._waiting(self.limits.wall_s_per_question if timeout_s is None else timeout_s) as deadline:
+                pipe.send(self._number, body, deadline)
+                answer = pipe.receive(self._number, deadline)
+            self._timeouts[function] = 0
+            return _opened(answer)
         except Ended as error:
             self.close()
+            self._timeouts[function] += error.kind == "timeout"
             raise StudentError(error.kind, f"{function}: {error.message}") from None
+
+    @contextlib.contextmanager
+    def _waiting(self, seconds: float) -> Iterator[float]:
+        """The deadline of a question, or of a start; what is waited counts."""
+        begin = time.monotonic()
+        try:
+            yield begin + min(seconds, self.limits.wall_s - self.waited_s)
+        finally:
+            self.waited_s += time.monotonic() - begin
 
     def _ready(self) -> Pipe:
         """The process, started and loaded, with nothing unread in its pipe."""
         if self._verdict is not None:
             raise StudentError(self._verdict.kind, self._verdict.message)
+        if self.waited_s >= self.limits.wall_s:
+            self.close()
+            raise StudentError("timeout", f"the submission has used up its {self.limits.wall_s:g} s in all")
         if self._pipe is not None and self._pipe.stirred():
             self.close()
         if self._pipe is None:
@@ -108,20 +139,20 @@ class StudentProcess:
         return self._pipe
 
     def _load(self) -> Pipe:
-        pipe = Pipe(self.limits, self.sandbox, self.files)
-        deadline = time.monotonic() + self.limits.wall_s_load
         setup = {
             "cells": list(self.cells),
             "blocked": list(self.modules_blocked),
             "forbidden": {name: list(calls) for name, calls in self.calls_forbidden.items()},
             "limit": self.limits.output_bytes,
         }
+        pipe = Pipe(self.limits, self.sandbox, self.files, self.stop)
         try:
-            pipe.send(0, wire.encode(setup, self.limits.output_bytes), deadline)
-            scanned = pipe.receive(0, deadline, starting=True)
-            # Read before any cell ran: what the student's code says later about itself does not count.
-            self._refused = scanned["refused"] if self._refused is None else self._refused
-            errors = _opened(pipe.receive(1, deadline))
+            with self._waiting(self.limits.wall_s_load) as deadline:
+                pipe.send(0, wire.encode(setup, self.limits.question_bytes), deadline)
+                scanned = pipe.receive(0, deadline, starting=True)
+                # Read before any cell ran: what the student's code says later about itself does not count.
+                self._refused = scanned["refused"] if self._refused is None else self._refused
+                errors = _opened(pipe.receive(1, deadline))
             self.load_errors = (
                 [_printable(each) for each in errors[:50] if type(each) is str] if type(errors) is list else []
             )

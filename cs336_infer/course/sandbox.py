@@ -3,7 +3,8 @@
 With bubblewrap the process sees the system's libraries, the Python installation (both read-only) and the files it
 is given; no network, no other process, no home, an empty environment, and one small file system in memory. It runs
 as an unprivileged user without capabilities, under a filter of system calls (`seccomp`). When its first process
-ends, or the grader does, the kernel kills the rest: they share a process namespace.
+ends the kernel kills the rest: they share a process namespace. That process ends with the grader, whose pipe it
+watches: as root the change of user makes Linux forget that it should die with its parent.
 
 Which limit binds, measured on Linux 6.18 with bubblewrap 0.8:
 
@@ -65,6 +66,8 @@ class Limits:
     wall_s_per_question: float = 20.0
     wall_s_load: float = 60.0
     """Running the submission's cells, imports included."""
+    wall_s: float = 300.0
+    """In which a submission is waited for, over all its starts and questions."""
     cpu_s: int = 300
     """Of one process, over all its questions."""
     memory_bytes: int = 4096 * MiB
@@ -73,8 +76,10 @@ class Limits:
     file_bytes: int = 64 * MiB
     disk_bytes: int = 128 * MiB
     open_files: int = 256
-    output_bytes: int = 64 * MiB
-    """Of one answer."""
+    question_bytes: int = 64 * MiB
+    """Of one question, or of all cells."""
+    output_bytes: int = 4 * MiB
+    """Of one answer. The grader computes with what comes back: a row where a column is expected makes a product."""
     restarts: int = 10
     """After a crash or a timeout; then the remaining questions fail without being asked."""
 
@@ -151,15 +156,12 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     bubblewrap alone leaves the first process of the sandbox running. So it is looked up before, and killed by itself;
     the kernel ends the rest of its process namespace with it.
     """
-    try:
-        family = psutil.Process(process.pid).children(recursive=True)
-    except psutil.Error:
-        family = []
+    below = descendants(process.pid)
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         process.kill()
-    for each in family:
+    for each in below:
         with contextlib.suppress(psutil.Error):
             each.kill()
     process.wait()
@@ -169,12 +171,39 @@ def memory(process: subprocess.Popen[bytes], limit: int) -> int:
     """Bytes that the process and all its descendants hold. Shared pages count once, where the cheap sum is over
     `limit`."""
     try:
-        parent = psutil.Process(process.pid)
-        family = [parent, *parent.children(recursive=True)]
+        family = [psutil.Process(process.pid), *descendants(process.pid)]
     except psutil.Error:
         return 0
     total = sum(_held(each, "rss") for each in family)
     return total if total <= limit else sum(_held(each, "pss") for each in family)
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """All processes below `pid`. The kernel's own list of children, where it has one: psutil would read the parents
+    of every process of this machine."""
+    found: list[psutil.Process] = []
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        with contextlib.suppress(psutil.Error):
+            found = psutil.Process(pid).children(recursive=True)
+        return found
+    todo = [pid]
+    while todo:
+        parent = todo.pop()
+        for child in _children(parent):
+            with contextlib.suppress(psutil.Error):
+                found.append(psutil.Process(child))
+                todo.append(child)
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    """Each thread has a list of those that it started."""
+    lists: list[str] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                lists.append(Path(f"/proc/{pid}/task/{thread}/children").read_text())
+    return [int(each) for line in lists for each in line.split()]
 
 
 def _held(process: psutil.Process, what: str) -> int:

@@ -6,6 +6,7 @@ cell whose type was changed by mistake).
 """
 
 import ast
+import hashlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+SUFFIXES = (".ipynb", ".py")
 MAX_BYTES = 20 * 10**6
 MAX_PARSED = 10**6
 """Characters of a cell that are looked at as Python here; a longer one is handed on as it is."""
@@ -43,11 +45,12 @@ def read(path: str | os.PathLike[str]) -> Submission:
     """The submission in a `.ipynb` (format 4) or a `.py` file (percent format or plain). Never raises for a bad
     file."""
     path = Path(path)
+    name = printable(path.name)
     try:
-        text = _text(path)
+        text = _text(_data(path))
         parts = _notebook(text) if path.suffix.lower() == ".ipynb" else _script(text)
     except _Unreadable as error:
-        return Submission(path, problem=f"{path.name}: {error}")
+        return Submission(path, problem=f"{name}: {error}")
     cells: list[str] = []
     notes: list[str] = []
     for number, (kind, source) in enumerate(parts, 1):
@@ -60,18 +63,32 @@ def read(path: str | os.PathLike[str]) -> Submission:
         notes += [f"cell {number}: left out {line.strip()[:80]!r}" for line in dropped]
         if source.strip():
             cells.append(source)
-    return Submission(path, cells, None if cells else f"{path.name}: there is no code in it", notes)
+    return Submission(path, cells, None if cells else f"{name}: there is no code in it", notes)
 
 
-def _text(path: Path) -> str:
-    """The content of a regular file of at most `MAX_BYTES` that lies in the folder its name is in."""
-    if path.suffix.lower() not in (".ipynb", ".py"):
+def fingerprint(path: Path) -> str:
+    """Changes with what would be graded: the content, or the reason that there is none. Reads nothing that `read`
+    would not."""
+    try:
+        content = _data(path)
+    except _Unreadable as error:
+        content = str(error).encode("utf-8", "replace")
+    return hashlib.sha256(content).hexdigest()
+
+
+def printable(text: str) -> str:
+    """`text` for a line of a report: a file's name may hold line breaks, commands for a terminal, or no text."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _data(path: Path) -> bytes:
+    """The content of a regular file of at most `MAX_BYTES`. A link could lead to the work of somebody else."""
+    if path.suffix.lower() not in SUFFIXES:
         raise _Unreadable("neither a .ipynb nor a .py file")
     try:
-        real = path.resolve(strict=True)
-        if not real.is_relative_to(path.parent.resolve()):
-            raise _Unreadable("a link that leaves the submission's folder")
-        descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        if path.is_symlink() or path.parent.is_symlink():
+            raise _Unreadable("a link or in a linked folder: only the file itself is graded")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             about = os.fstat(descriptor)
             if not stat.S_ISREG(about.st_mode):
@@ -80,10 +97,12 @@ def _text(path: Path) -> str:
                 raise _Unreadable(
                     f"{about.st_size / 1e6:.0f} MB, at most {MAX_BYTES // 10**6} are read (clear the outputs)"
                 )
-            data = file.read(MAX_BYTES)
-    except (OSError, RuntimeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or "links that lead nowhere"
-        raise _Unreadable(f"cannot be read: {reason}") from None
+            return file.read(MAX_BYTES)
+    except OSError as error:
+        raise _Unreadable(f"cannot be read: {error.strerror}") from None
+
+
+def _text(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -133,33 +133,6 @@ def test_names_are_not_markup_or_formulas(course, results, tmp_path):
     assert next(csv.DictReader((tmp_path / "r.csv").open()))["submission"].startswith("'=")
 
 
-def test_a_killed_run_goes_on_without_grading_again(course, class_folder, results, tmp_path, monkeypatch):
-    journal = tmp_path / "j"
-    paths = find_submissions([class_folder])
-    graded = []
-    wanted = {str(p): r for p, r in zip(paths, results, strict=True)}
-
-    def fake(course, path, *, seed, limits, sandbox):
-        if len(graded) == 3:
-            raise KeyboardInterrupt
-        graded.append(path)
-        return {k: v for k, v in wanted[str(path)].items() if k != "seed"}
-
-    monkeypatch.setattr(grading, "grade_one", fake)
-    with pytest.raises(KeyboardInterrupt):
-        grade_class(course, paths, seed=1, journal=journal)
-    with journal.open("a") as f:
-        f.write('{"course": "cut in the mid')  # as a power failure would leave it
-    before, graded[:] = list(graded), []
-    again = grade_class(course, paths, seed=1, journal=journal, resume=True)
-    assert again == results
-    assert not set(before) & set(graded) and len(before) + len(graded) == 5
-    other = dataclasses.replace(course, key="other checks")
-    graded[:] = []
-    with pytest.raises(KeyboardInterrupt):  # nothing of the old checks is kept: it begins anew and meets the fourth
-        grade_class(other, paths, seed=1, journal=journal, resume=True)
-
-
 def test_statistics_put_the_worst_check_first():
     def result(*passed):
         outcomes = ("passed" if p else "failed" for p in passed)

@@ -29,6 +29,7 @@ SMALL = Limits(
     file_bytes=4 * 2**20,
     disk_bytes=8 * 2**20,
     open_files=64,
+    question_bytes=2**20,
     output_bytes=2**20,
     restarts=20,
 )

@@ -147,10 +147,25 @@ def test_links(tmp_path: Path) -> None:
     for name, target in (("up.py", "../secret.py"), ("root.py", "/etc/hostname"), ("sub.py", "mine.py")):
         (folder / name).symlink_to(target)
     (folder / "loop.py").symlink_to("loop.py")
-    assert "leaves the submission's folder" in problem(folder / "up.py")
-    assert "leaves the submission's folder" in problem(folder / "root.py")
-    assert "cannot be read" in problem(folder / "loop.py")
-    assert submission.read(folder / "sub.py").cells == [F]
+    (tmp_path / "linked").symlink_to("alice")
+    for name in ("alice/up.py", "alice/root.py", "alice/sub.py", "alice/loop.py", "linked/mine.py"):
+        assert "a link" in problem(tmp_path / name)
+    assert submission.read(folder / "mine.py").cells == [F]
+
+
+def test_the_fingerprint_reads_no_more_than_the_submission(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(F)
+    (tmp_path / "b.py").symlink_to("/dev/zero")
+    (tmp_path / "c.py").symlink_to("a.py")
+    os.mkfifo(tmp_path / "d.py")
+    found = [submission.fingerprint(tmp_path / name) for name in ("a.py", "b.py", "c.py", "d.py", "absent.py")]
+    assert len(set(found)) == 4 and found[1] == found[2]
+
+
+def test_a_name_in_a_message_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "x\n33 of 33 points\x1b[2J.py"
+    path.write_text("")
+    assert submission.read(path).problem == "x?33 of 33 points?[2J.py: there is no code in it"
 
 
 def test_an_unreadable_file(tmp_path: Path) -> None:
