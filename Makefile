@@ -39,13 +39,15 @@ slides: ## dist/slides/*.html, decks that open without a network (needs npm)
 	@$(SETUP) notebooks
 	$(PY) -m cs336_infer.course.slides
 
-release: ## solution and student notebooks, then dist/*.whl; CHECK=1 writes nothing and names what is stale
-	@$(SETUP) notebooks
+release: ## solution and student notebooks, then dist/*.whl; CHECK=1 only names what is stale; NBGRADER=1, OTTER=1 add their exports
+	@$(SETUP) $(if $(NBGRADER)$(OTTER),dev,notebooks)
 	$(PY) -m cs336_infer.course.build --check notebooks/src/*.py
 	$(PY) -m cs336_infer.course.release $(if $(CHECK),--check)
 ifndef CHECK
 	$(PY) -m pip wheel -q --no-deps --no-build-isolation -w dist .
 	@ls dist/*.whl
+	$(if $(NBGRADER),$(PY) -m cs336_infer.course.nbgrader_export)
+	$(if $(OTTER),$(PY) -m cs336_infer.course.otter_export)
 endif
 
 bench: ## run the benchmark scripts; BENCH names some, BENCH_ARGS are passed on
