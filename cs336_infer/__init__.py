@@ -6,7 +6,9 @@ model = load_model()
 print(generate(model, "The capital of France is", SamplingParams(max_tokens=16))[0].text)
 """
 
+from cs336_infer.engine import LLM, Session
 from cs336_infer.generate import generate, stream
+from cs336_infer.kv import TierOptions
 from cs336_infer.models.load import LoadedModel, load_model
 from cs336_infer.types import (
     Completion,
@@ -19,6 +21,7 @@ from cs336_infer.types import (
 )
 
 __all__ = [
+    "LLM",
     "Completion",
     "FinishReason",
     "InferError",
@@ -26,6 +29,8 @@ __all__ = [
     "LoadedModel",
     "ModelLoadError",
     "SamplingParams",
+    "Session",
+    "TierOptions",
     "TokenEvent",
     "generate",
     "load_model",

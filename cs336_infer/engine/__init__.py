@@ -2,5 +2,6 @@
 
 from cs336_infer.engine.engine import Engine, OutOfCapacity
 from cs336_infer.engine.llm import LLM
+from cs336_infer.engine.session import Session, SessionError
 
-__all__ = ["LLM", "Engine", "OutOfCapacity"]
+__all__ = ["LLM", "Engine", "OutOfCapacity", "Session", "SessionError"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as ListOf
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,26 @@ class LLM:
             self.kv.flush()
             self.tiers.close()
             self.tiers = self.kv.tiers = None
+
+    def stats(self) -> dict[str, dict[str, float]]:
+        """What KV memory did so far: "device" always, "host" and "disk" with tiers. Tokens, blocks, bytes, seconds."""
+        if self.kind == "contiguous":
+            return {}
+        pool, kv = self.kv.pool, self.kv
+        device: dict[str, float] = {
+            "blocks": pool.total,
+            "free": pool.free,
+            "cached": pool.cached,
+            "live": pool.live,
+            "bytes": kv.memory.data.nbytes,
+            "tokens_looked_up": kv.looked_up,
+            "tokens_hit": kv.hits,
+            "evictions": pool.evictions,
+            "preemptions": self.engine.preemptions,
+            "steps": self.engine.steps,
+        }
+        lower = {} if self.tiers is None else self.tiers.stats()
+        return {"device": device, **{name: asdict(stats) for name, stats in lower.items()}}
 
     def root(self, salt: str | None = None) -> bytes:
         """What the KV keys of a request start from. Requests with different salts share nothing."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cs336_infer.kv.paged import PagedKV, PagedStep, Row
-from cs336_infer.kv.pool import BlockPool, OutOfBlocks
+from cs336_infer.kv.pool import BlockPool
 from cs336_infer.kv.prefix import KeyChain
 
 if TYPE_CHECKING:
@@ -129,6 +129,24 @@ class KVManager:
         if self.tiers is not None:
             self.tiers.flush()
 
+    def persist(self, tokens: Sequence[int], root: bytes) -> int:
+        """Copy what is stored of these tokens down to the disk tier, and wait for it.
+
+        Returns:
+            Tokens, from the first on, that are safely on disk; 0 without a disk tier.
+        """
+        if self.tiers is None:
+            return 0
+        chain = KeyChain(root, self.memory.block_size, tokens)
+        blocks = self.pool.take(chain.keys, chain.contents)
+        try:
+            for i, block in enumerate(blocks):
+                self.tiers.store(chain.keys[i], chain.contents[i], self.memory.bytes_of(block)).wait()
+            self.tiers.flush()
+            return self.tiers.durable(chain.keys) * self.memory.block_size
+        finally:
+            self.pool.release(blocks)
+
     def _shared_tail(self, sequence: SequenceKV) -> bool:
         """Whether the next token goes into a block that somebody else reads too."""
         unfinished = sequence.length % self.memory.block_size != 0
@@ -146,18 +164,20 @@ class KVManager:
     def _promote(self, table: list[int], chain: KeyChain) -> None:
         """Bring the blocks that follow `table` up from the tiers, as far as they arrive undamaged."""
         assert self.tiers is not None
-        with self.tiers.find(chain.keys[len(table) :], chain.contents[len(table) :]) as lease:
-            for i in range(len(lease)):
-                try:
-                    (block,) = self._allocate(1)
-                except OutOfBlocks:
-                    return
-                at = len(table)
-                if not lease.read(i, self.memory.bytes_of(block)):
-                    self.pool.release([block])
-                    return
-                self.pool.publish(block, chain.keys[at], chain.contents[at])
-                table.append(block)
+        first = len(table)
+        with self.tiers.find(chain.keys[first:], chain.contents[first:]) as lease:
+            if len(lease) > self.pool.available:
+                self._let_go(wait=True)
+            blocks = self._allocate(min(len(lease), self.pool.available))
+            try:
+                arrived = lease.read_all([self.memory.bytes_of(block) for block in blocks])
+            except BaseException:
+                self.pool.release(blocks)
+                raise
+        for i, block in enumerate(blocks[:arrived], first):
+            self.pool.publish(block, chain.keys[i], chain.contents[i])
+        table += blocks[:arrived]
+        self.pool.release(blocks[arrived:])
 
     def _write_back(self, block: int, key: Any) -> None:
         """The pool evicts a block: its content goes to a tier before anybody else gets the block."""
