@@ -23,6 +23,7 @@ MAGIC = b"CS336KV\n"
 VERSION = 1
 _FIXED = struct.Struct("<8sI32s32sQQI")
 _CRC = struct.Struct("<I")
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # links lead elsewhere, and a pipe would keep us waiting
 
 
 class BadBlock(Exception):
@@ -44,7 +45,7 @@ def is_ours(path: Path) -> bool:
     Raises:
         OSError: it is gone, or cannot be read.
     """
-    with open(path, "rb", buffering=0) as file:
+    with open(os.open(path, _READ), "rb", buffering=0) as file:
         return MAGIC.startswith(file.read(len(MAGIC)) or b"")
 
 
@@ -86,7 +87,7 @@ def read_block(path: Path, model: bytes, key: bytes, content: bytes, into: memor
         BadBlock: the file is something else, or damaged. FileNotFoundError: there is none. OSError: it cannot be read.
     """
     header_bytes = file_bytes(len(content), 0)
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    fd = os.open(path, _READ)
     with open(fd, "rb", buffering=0) as file:
         header = file.read(header_bytes) or b""
         if header[: len(MAGIC)] != MAGIC:
@@ -97,9 +98,9 @@ def read_block(path: Path, model: bytes, key: bytes, content: bytes, into: memor
         if len(header) < header_bytes:
             raise BadBlock(f"ends within its header, at byte {len(header)}")
         fixed, (header_crc,) = header[: -_CRC.size], _CRC.unpack(header[-_CRC.size :])
-        _, _, its_model, its_key, its_content_bytes, its_bytes, crc = _FIXED.unpack(fixed[: _FIXED.size])
-        if its_content_bytes == len(content) and zlib.crc32(fixed) != header_crc:
+        if zlib.crc32(fixed) != header_crc:  # also where tokens of another length follow
             raise BadBlock("has a damaged header")
+        _, _, its_model, its_key, _, its_bytes, crc = _FIXED.unpack(fixed[: _FIXED.size])
         if its_model != model:
             raise BadBlock("belongs to another model")
         if its_key != key or fixed[_FIXED.size :] != content:
@@ -124,7 +125,7 @@ def remove_if_stray(path: Path) -> bool:
     A lock, unlike a process number, ends with its process and is seen from another container on the same folder.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        fd = os.open(path, _READ)
     except OSError:
         return False
     try:

@@ -70,8 +70,7 @@ class DiskTier:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._alone() as fd:
-                os.pwrite(fd, bytes(4096), 0)
-                os.fsync(fd)
+                os.pwrite(fd, bytes(4096), 0)  # a folder that can be listed is not yet one that can be written
             total = shutil.disk_usage(self.folder).total
         except OSError as error:
             reason = error.strerror or error
@@ -95,7 +94,7 @@ class DiskTier:
     def holds(self, key: bytes) -> bool:
         """Whether the block's file is under its name now, whoever wrote it."""
         with suppress(OSError):
-            return not self.ledger.arriving(key) and self._path(key).stat().st_size > self.block_bytes
+            return not self.ledger.arriving(key) and self._path(key).lstat().st_size > self.block_bytes
         return False
 
     def read(self, key: bytes, entry: Entry, content: bytes, into: memoryview) -> int | None:
@@ -125,7 +124,7 @@ class DiskTier:
         if self._unseen > self.ledger.budget // RECOUNTS:
             self._recount()
         if not self.ledger.admit(key, entry, self._leave):
-            return False
+            return key in self.ledger
         try:
             if zlib.crc32(data) != crc:
                 raise OSError("it was damaged on its way to the disk")
@@ -163,7 +162,7 @@ class DiskTier:
             return False
         size = file_bytes(len(content), self.block_bytes)
         with suppress(OSError):
-            if self._path(key).stat().st_size == size:
+            if self._path(key).lstat().st_size == size:
                 self.ledger.adopt(key, size)
                 return True
         return False
@@ -175,7 +174,9 @@ class DiskTier:
             return  # another process evicted it
         self.ledger.count(errors=1)
         path = self._path(key)
-        if isinstance(error, BadBlock) and error.ours:
+        if isinstance(error, OSError):
+            self._say(f"a KV block was not read from {self.folder}: {error.strerror or error}")
+        elif error.ours:
             log.warning("%s %s; it is deleted and its block is computed again", path, error)
             with suppress(OSError):
                 path.unlink()

@@ -26,6 +26,12 @@ def copy_block(into: torch.Tensor, data: torch.Tensor) -> None:
     into.copy_(data)
 
 
+def check_block(block: torch.Tensor, block_bytes: int) -> None:
+    """Raise `ValueError` unless it is [block_bytes] uint8 and contiguous."""
+    if block.dtype != torch.uint8 or block.shape != (block_bytes,) or not block.is_contiguous():
+        raise ValueError(f"a block is {block_bytes} contiguous bytes, not {list(block.shape)} {block.dtype}")
+
+
 def raw(data: torch.Tensor) -> memoryview:
     """The bytes of a 1-D uint8 tensor: the tensor's own on a CPU, a copy from elsewhere."""
     return memoryview(data.cpu().numpy())  # type: ignore[arg-type]  # numpy's annotations are for Python 3.12

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from cs336_infer.kv.disk import DiskTier
-from cs336_infer.kv.host import HostTier, checksum, copy_block, raw
+from cs336_infer.kv.host import HostTier, check_block, checksum, copy_block, raw
 from cs336_infer.kv.ledger import Entry
 
 
@@ -84,6 +84,7 @@ class Lease:
         self.release()
 
     def _fetch(self, block: Found, into: torch.Tensor) -> bool:
+        check_block(into, block.tier.block_bytes)
         if isinstance(block.tier, HostTier):
             if block.tier.read(block.key, block.entry, into):
                 return True

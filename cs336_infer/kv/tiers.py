@@ -3,9 +3,9 @@
     device --store--> host --evicted, or write="through"--> disk
     device <--read--- host <--promoted--------------------- disk
 
-A block is found only when all its bytes have arrived and their checksum is that of the place they came from. From `find`
-to `release` it is pinned: no tier gives it up. Copies run in threads of their own, a bounded number at a time. What goes
-wrong below the device costs a recomputation: a failed copy, a full disk, a damaged file are misses, never wrong answers.
+A block is found only when all its bytes have arrived and their checksum is that of the place they came from. From
+`find` to `release` it is pinned: no tier gives it up. Copies run in threads of their own, a bounded number at a time.
+What goes wrong below the device costs a recomputation: a failed copy, a full disk and a damaged file are misses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from cs336_infer.kv.courier import Cargo, Courier, Transfer
 from cs336_infer.kv.disk import DiskTier
-from cs336_infer.kv.host import HostTier
+from cs336_infer.kv.host import HostTier, check_block
 from cs336_infer.kv.lease import Found, Lease
 from cs336_infer.kv.ledger import TierStats
 from cs336_infer.kv.policy import LRU, EvictionPolicy
@@ -110,8 +110,7 @@ class Tiers:
             after: called by the copying thread before it reads `data`. For a GPU the default waits for what has been
                 launched on the current stream so far, so that a block is not read before it is written.
         """
-        if data.dtype != torch.uint8 or data.shape != (self.block_bytes,):
-            raise ValueError(f"data must be [{self.block_bytes}] uint8, not {list(data.shape)} {data.dtype}")
+        check_block(data, self.block_bytes)
         if after is None and data.is_cuda:
             event = torch.cuda.Event()
             event.record()
@@ -128,7 +127,7 @@ class Tiers:
         return next((i for i, key in enumerate(keys) if not self.disk.holds(key)), len(keys))
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """A sequence was used: its blocks are now the newest of their tiers, its end is evicted before its beginning."""
+        """A sequence was used: its blocks are the newest of their tiers, and its end is evicted first."""
         for tier in (self.host, self.disk):
             for key in reversed(keys):
                 entry = None if tier is None else tier.ledger.pin(key)
