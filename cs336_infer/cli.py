@@ -1,4 +1,4 @@
-"""The command line: `cs336-infer generate | measure | models | doctor | grade`. Every command takes `--json`."""
+"""The command line: `cs336-infer generate | measure | models | doctor | grade | kv`. Every command takes `--json`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from cs336_infer import measure
+from cs336_infer import kv_cli, measure
 from cs336_infer.course import grade_cli
 from cs336_infer.generate import KV_KINDS, Run
 from cs336_infer.measure.phases import memory_traffic
@@ -22,7 +23,7 @@ from cs336_infer.measure.report import lines, report
 from cs336_infer.models.llama import KERNELS
 from cs336_infer.models.load import DTYPES, LoadedModel, load_model
 from cs336_infer.models.zoo import EMBEDDED, list_models
-from cs336_infer.types import Completion, InferError, InvalidRequest, SamplingParams, check_integer
+from cs336_infer.types import Completion, InferError, InvalidRequest, SamplingParams, check_integer, check_unicode
 
 BAD_INPUT = 2
 
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(end="", flush=True)
         return code
     except InferError as e:
-        return _fail(str(e), BAD_INPUT)
+        return _fail(_in_options(str(e)), BAD_INPUT)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as in `| head`: nobody is left to tell
@@ -76,6 +77,7 @@ def _generate(args: argparse.Namespace) -> int:
 
 def _read_prompt(args: argparse.Namespace) -> str:
     if args.prompt != "-":
+        check_unicode("the prompt", args.prompt)
         return args.prompt
     if sys.stdin is None:
         raise InvalidRequest("the prompt is to come from standard input, which is closed")
@@ -115,7 +117,11 @@ def _speed_line(done: Completion, facts: dict[str, Any]) -> str:
 
 
 def _measure(args: argparse.Namespace) -> int:
-    facts = report(_load(args), args.prompt_tokens, args.batch)
+    for name in ("prompt_tokens", "batch"):
+        check_integer(name, getattr(args, name), 1, None)
+    model = _load(args)
+    check_integer("prompt_tokens", args.prompt_tokens, 1, model.config.context_length - 1)
+    facts = report(model, args.prompt_tokens, args.batch)
     if args.json:
         _print_json(facts)
     else:
@@ -163,6 +169,12 @@ def _print_json(value: object) -> None:
         return None if isinstance(v, float) and not math.isfinite(v) else v
 
     print(json.dumps(clean(value), ensure_ascii=False, allow_nan=False))
+
+
+def _in_options(message: str) -> str:
+    """A message about a parameter, with the name that was typed: `max_tokens must be` is `--max-tokens must be`."""
+    names = "|".join((*_OPTIONS, "stop", "threads", "prompt_tokens", "batch"))
+    return re.sub(rf"^({names})(?= must be |=| has )", lambda m: f"--{m[1].replace('_', '-')}", message)
 
 
 def _printable(text: str) -> str:
@@ -226,6 +238,9 @@ def _parser() -> _Parser:
     grading = commands.add_parser("grade", help="grade submissions of an assignment, each in a sandbox")
     grade_cli.add_arguments(grading)
     grading.set_defaults(run=grade_cli.grade)
+
+    caching = commands.add_parser("kv", help="replay a trace through the KV cache's block manager")
+    kv_cli.add_arguments(caching)
 
     for command in (generate, measuring, models, doctor):
         command.add_argument("--json", action="store_true", help="print one JSON document instead of text")

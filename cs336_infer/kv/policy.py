@@ -31,7 +31,7 @@ class EvictionPolicy(Protocol):
         ...
 
     def evicted(self, key: Key) -> None:
-        """The block has left the cache, as a victim or because it became invalid."""
+        """The block has left the cache, as a victim or because it became invalid, perhaps before any release."""
         ...
 
     def victim(self) -> Key:

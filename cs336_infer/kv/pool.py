@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import repeat
 
 from cs336_infer.kv.policy import LRU, EvictionPolicy, Key, PolicyError
 from cs336_infer.types import InferError, check_integer, short
@@ -147,17 +148,13 @@ class BlockPool:
         one step computed the same): the first one stays, and this one is free after its last user.
         """
         with self._lock:
-            if self._refs[block] < 1 or self._keys[block] is not None:
-                raise ValueError(
-                    f"block {block} cannot be published: it has {self._refs[block]} users and a key or none"
-                )
-            place = self._place(key)
-            if not self.caching or place in self._index:
-                return False
-            self._index[place] = block
-            self._keys[block], self._contents[block] = key, content
-            self._verify()
-            return True
+            return self._publish(block, key, content)
+
+    def publish_all(self, blocks: Sequence[int], keys: Sequence[Key], contents: Sequence[bytes] | None = None) -> None:
+        """`publish` each of `blocks`."""
+        with self._lock:
+            for block, key, content in zip(blocks, keys, contents or repeat(None, len(keys)), strict=True):
+                self._publish(block, key, content)
 
     def share(self, blocks: Sequence[int]) -> None:
         """One more reference to each of these live blocks, for a fork."""
@@ -226,6 +223,18 @@ class BlockPool:
                 break
             found.append(block)
         return found
+
+    def _publish(self, block: int, key: Key, content: bytes | None) -> bool:
+        names = self._keys
+        if self._refs[block] < 1 or names[block] is not None:
+            raise ValueError(f"block {block} cannot be published: it has {self._refs[block]} users and a key or none")
+        place = key if self._fold is None else self._fold(key)
+        if not self.caching or place in self._index:
+            return False
+        self._index[place] = block
+        names[block], self._contents[block] = key, content
+        self._verify()
+        return True
 
     def _fresh(self) -> int:
         if self._untouched < self.total:
