@@ -38,6 +38,7 @@ class Engine:
     Attributes:
         waiting: in the order they will be admitted. running: oldest first.
         steps, preemptions: how many there were.
+        looked_up, hits: tokens of admitted sequences, and how many of them were found in KV memory.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Engine:
         self.model, self.kv, self.max_batch, self.step_tokens, self.path = model, kv, max_batch, step_tokens, path
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self.steps = self.preemptions = 0
+        self.steps = self.preemptions = self.looked_up = self.hits = 0
         self._numbers = 0
 
     @property
@@ -134,6 +135,8 @@ class Engine:
                 self.kv.end(sequence.kv)
                 sequence.kv = None
                 break
+            self.looked_up += sequence.total
+            self.hits += sequence.kv.cached
             if not sequence.completion.token_ids:
                 sequence.completion.cached_tokens = sequence.kv.cached
             self.running.append(self.waiting.popleft())

@@ -53,7 +53,6 @@ class KVManager:
         self.memory, self.tiers, self.write = memory, tiers, write
         self.pool = BlockPool(len(memory.data), on_evict=self._write_back if write == "back" else None, **pool)
         self._leaving: list[tuple[int, Any]] = []  # blocks pinned until their copy to a tier is complete
-        self.looked_up = self.hits = 0  # tokens
 
     def begin(self, tokens: Sequence[int], root: bytes) -> SequenceKV:
         """A sequence that starts with `tokens`, with the blocks of its longest known prefix.
@@ -72,8 +71,6 @@ class KVManager:
         except BaseException:
             self.pool.release(table)
             raise
-        self.looked_up += len(tokens)
-        self.hits += len(table) * size
         return SequenceKV(table, KeyChain(root, size, tokens[: len(table) * size]), len(table) * size)
 
     def missing(self, sequence: SequenceKV, new: int) -> int:

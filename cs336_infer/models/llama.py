@@ -116,6 +116,8 @@ class Llama:
             x = block(x, rope, i, attend)
         if at is not None:
             x = x[:, at]
+            if not len(at):  # a chunk of a prompt: nobody chooses a token, and some kernels refuse zero rows
+                return x.new_empty((len(tokens), 0, self.config.vocab_size), dtype=torch.float32)
         elif last_only:
             x = x[:, -1:]
         return self.head(rms_norm(x, self.norm, self.config.rms_eps)).float()
