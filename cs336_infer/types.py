@@ -79,7 +79,7 @@ class SamplingParams:
         check_number("temperature", self.temperature, 0.0, math.inf, "a finite number >= 0")
         if self.top_k is not None:
             check_integer("top_k", self.top_k, 1, None)
-        check_number("top_p", self.top_p, 0.0, 1.0, "a number with 0 < top_p <= 1", open_low=True)
+        check_number("top_p", self.top_p, 0.0, 1.0, "a number above 0 and at most 1", open_low=True)
         check_number("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1")
         check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0, "a number from 0.01 to 100")
         check_number("presence_penalty", self.presence_penalty, -2.0, 2.0, "a number from -2 to 2")
@@ -94,6 +94,7 @@ class SamplingParams:
         for s in stop:
             if not isinstance(s, str) or not s:
                 raise InvalidRequest(f"stop must be non-empty strings, not {short(s)}")
+            check_unicode("stop", s)
         object.__setattr__(self, "stop", stop)
 
     @property
@@ -156,6 +157,15 @@ def check_number(name: str, value: object, low: float, high: float, wanted: str,
     high = min(high, sys.float_info.max)
     if not ok or not (low <= value <= high) or (open_low and value == low):  # type: ignore[operator]
         raise InvalidRequest(f"{name} must be {wanted}, not {short(value)}")
+
+
+def check_unicode(name: str, text: str) -> None:
+    """Raise `InvalidRequest` when `text` has half of a surrogate pair, as bytes that are not UTF-8 leave behind."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        half = f"a lone surrogate U+{ord(text[e.start]):04X} at index {e.start}"
+        raise InvalidRequest(f"{name} has {half}, which is not valid Unicode") from None
 
 
 def short(value: object) -> str:

@@ -17,7 +17,7 @@ from cs336_infer.models.chat_template import ChatTemplate
 from cs336_infer.models.tokenizer_folder import read_folder
 from cs336_infer.models.tokenizer_gguf import read_gguf
 from cs336_infer.models.tokenizer_parts import TokenizerParts
-from cs336_infer.types import InvalidRequest
+from cs336_infer.types import InvalidRequest, check_unicode
 
 
 class Tokenizer:
@@ -88,12 +88,7 @@ class Tokenizer:
         """
         if not isinstance(text, str):
             raise InvalidRequest(f"text must be a string, not {type(text).__name__}")
-        try:
-            text.encode()
-        except UnicodeEncodeError as e:
-            raise InvalidRequest(
-                f"text has a lone surrogate U+{ord(text[e.start]):04X} at index {e.start}, which is not valid Unicode"
-            ) from e
+        check_unicode("text", text)
         return self._backend.encode(text, add_special_tokens=add_special).ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:

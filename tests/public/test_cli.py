@@ -102,18 +102,21 @@ def test_options_reach_the_engine(capsys, folder):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["a", "--max-tokens", "0"], "max_tokens"),
-        (["a", "--max-tokens", "-5"], "max_tokens"),
-        (["a", "--max-tokens", "1000000000000"], "max_tokens"),
+        (["a", "--max-tokens", "0"], "--max-tokens"),
+        (["a", "--max-tokens", "-5"], "--max-tokens"),
+        (["a", "--max-tokens", "1000000000000"], "--max-tokens"),
         (["a", "--max-tokens", "ten"], "ten"),
-        (["a", "--temperature", "nan"], "temperature"),
-        (["a", "--temperature", "-1"], "temperature"),
-        (["a", "--top-p", "0"], "top_p"),
-        (["a", "--top-p", "2"], "top_p"),
-        (["a", "--top-k", "0"], "top_k"),
-        (["a", "--min-p", "-1"], "min_p"),
-        (["a", "--seed", str(2**64)], "seed"),
-        (["a", "--stop", ""], "stop"),
+        (["a", "--temperature", "nan"], "--temperature"),
+        (["a", "--temperature", "-1"], "--temperature"),
+        (["a", "--top-p", "0"], "--top-p"),
+        (["a", "--top-p", "2"], "--top-p"),
+        (["a", "--top-k", "0"], "--top-k"),
+        (["a", "--min-p", "-1"], "--min-p"),
+        (["a", "--seed", str(2**64)], "--seed"),
+        (["a", "--stop", ""], "--stop"),
+        (["a", "--stop", "bad \udcff bytes"], "--stop has a lone surrogate"),
+        (["a", "--top-p", "0"], "--top-p must be a number above 0"),
+        (["a", "--max-tokens", "0"], "--max-tokens must be an integer >= 1, not 0"),
         (["", "--max-tokens", "3"], "empty"),
         (["a " * 400], "context"),
         (["a", "--no-such-option"], "--no-such-option"),
@@ -122,10 +125,10 @@ def test_options_reach_the_engine(capsys, folder):
         (["a", "--device", "cuda:7"], "cuda:7"),
         (["a", "--kernels", "fast"], "fast"),
         (["a", "--kernels", "packed", "--dtype", "float16"], "packed"),
-        (["a", "--threads", "0"], "threads"),
-        (["a", "--threads", "3000000000"], "threads"),
+        (["a", "--threads", "0"], "--threads"),
+        (["a", "--threads", "3000000000"], "--threads"),
         (["a", "--max-tok", "3"], "--max-tok"),
-        (["a", "--repetition-penalty", "1e-40"], "repetition_penalty"),
+        (["a", "--repetition-penalty", "1e-40"], "--repetition-penalty"),
         (["a", "--kv", "paged"], "paged"),
         ([], "prompt"),
         (["bad \udcff bytes"], "surrogate"),
@@ -136,6 +139,29 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, folder, args, words):
     code, out, err = run(capsys, "generate", *args, *model)
     assert code == 2 and out == ""
     assert len(err.splitlines()) == 1 and words in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["generate", "a", "--max-tokens", "0"], "--max-tokens"),
+        (["generate", "a", "--stop", "\udcff"], "--stop"),
+        (["generate", "bad \udcff bytes"], "surrogate"),
+        (["generate", "a", "--threads", "0"], "--threads"),
+        (["measure", "--prompt-tokens", "0"], "--prompt-tokens must be an integer >= 1, not 0"),
+        (["measure", "--batch", "0"], "--batch must be an integer >= 1, not 0"),
+    ],
+)
+def test_what_needs_no_model_is_refused_before_one_is_loaded(capsys, monkeypatch, args, words):
+    monkeypatch.setattr("cs336_infer.cli.load_model", lambda *a, **k: pytest.fail("the model was loaded"))
+    code, out, err = run(capsys, *args)
+    assert code == 2 and out == "" and len(err.splitlines()) == 1 and words in err
+
+
+@pytest.mark.parametrize("tokens", [256, 100_000])
+def test_a_prompt_to_measure_fits_the_context(capsys, folder, tokens):
+    code, _, err = run(capsys, "measure", "--prompt-tokens", tokens, "--model", folder)
+    assert code == 2 and err == f"cs336-infer: --prompt-tokens must be an integer from 1 to 255, not {tokens}\n"
 
 
 @pytest.mark.parametrize(
