@@ -1,4 +1,7 @@
-"""A reader's session: `make lab`'s own command, a real browser, Run All, and a slider moved by keyboard."""
+"""A reader's session: `make lab`'s own command, a real browser, Run All, and a slider moved by keyboard.
+
+Then a student's: nbgrader's Validate button on both notebooks of an assignment.
+"""
 
 from __future__ import annotations
 
@@ -22,54 +25,24 @@ import pytest
 REPO = Path(__file__).resolve().parents[2]
 TOKEN = "reader"
 RUN_ALL_TIMEOUT_S = 400
-
-TINY = """\
-import ipywidgets as W
-from cs336_infer.course import pictures
-from cs336_infer.course.widgets import explorer
-
-def draw(batch):
-    fig, ax = pictures.subplots(figsize=(5, 2.5))
-    ax.plot([0, batch], [0, 512 * batch])
-    ax.set(xlabel="sequences", ylabel="MiB")
-    return fig
-
-explorer({"batch": W.IntSlider(value=4, min=1, max=64, description="batch")}, draw, lambda batch: f"{512 * batch} MiB")
-"""
-
-
-def lectures() -> list[str]:
-    """The first lecture with a widget, and a tiny notebook that needs nothing but the helpers."""
-    first = sorted((REPO / "notebooks").glob("01_*.ipynb"))[:1]
-    return ["tiny", *(path.name for path in first)]
-
-
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("no chromium: the browser test must run under CI (apt-get install chromium)")
-        pytest.skip("no chromium: the browser test did not run (apt-get install chromium)")
-    return found
+LECTURE = "01_lifetime_of_a_token.ipynb"  # the first with a slider
+ASSIGNMENT = "a1_prefill_decode"
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder to serve with unexecuted copies of the notebooks, so that none of ours is touched."""
+    """A folder to serve with copies of the notebooks, lectures unexecuted, so that none of ours is touched."""
     folder = tmp_path_factory.mktemp("reader") / "notebooks"
     folder.mkdir()
-    notebook = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(TINY), nbformat.v4.new_code_cell("print('the end')")],
-        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
-    )
-    nbformat.write(notebook, folder / "tiny.ipynb")
     for path in (REPO / "notebooks").glob("*.ipynb"):
         notebook = nbformat.read(path, as_version=4)
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 cell.update(outputs=[], execution_count=None)
         nbformat.write(notebook, folder / path.name)
+    for kind in ("assignments", "solutions"):
+        (folder.parent / kind).mkdir()
+        shutil.copy(REPO / kind / ASSIGNMENT / f"{ASSIGNMENT}.ipynb", folder.parent / kind)
     # A long notebook is drawn only where it is looked at; a script that looks for a slider needs all of it.
     settings = folder.parent / "config" / "lab" / "user-settings" / "@jupyterlab" / "notebook-extension"
     settings.mkdir(parents=True)
@@ -83,7 +56,7 @@ def server(chromium: str, root: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [REPO / "scripts" / "lab.sh", sys.executable, root / "notebooks" / "tiny.ipynb", "--no-browser"]
+    command = [REPO / "scripts" / "lab.sh", sys.executable, root / "notebooks" / LECTURE, "--no-browser"]
     command += ["--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0"]
     command += [f"--IdentityProvider.token={TOKEN}"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER_", "PYTEST_"))}
@@ -119,37 +92,70 @@ def _wait_until_up(url: str, lab: subprocess.Popen[bytes], log: Path) -> None:
 
 
 @pytest.fixture
-def page(server: str, chromium: str) -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1300, "height": 1000})
-        yield page
-        browser.close()
-
-
-@pytest.mark.parametrize("name", lectures())
-def test_a_reader_runs_a_notebook_and_turns_a_knob(name: str, server: str, root: Path, page: Any) -> None:
-    path = root / "notebooks" / (name if name.endswith(".ipynb") else f"{name}.ipynb")
+def page(server: str, browser: Any) -> Iterator[Any]:
+    page = browser.new_page(viewport={"width": 1300, "height": 1000})
     page_errors: list[str] = []
     page.on("pageerror", lambda error: page_errors.append(str(error)))
-    page.goto(f"{server}/lab/tree/notebooks/{path.name}?token={TOKEN}&reset")
-    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+    yield page
+    assert not page_errors
 
+
+def test_a_reader_runs_a_notebook_and_turns_a_knob(server: str, root: Path, page: Any, shots: Path) -> None:
+    path = root / "notebooks" / LECTURE
+    _open(page, f"{server}/lab/tree/notebooks/{path.name}")
     _run_all(page)
     notebook = _saved_when_finished(page, path)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert not [error for cell in code for error in _unplanned(cell)]
     assert all(cell.execution_count for cell in code)
 
-    _turn_a_knob(page)
-    assert not page_errors
+    _turn_a_knob(page, shots / "knob")
+
+
+def test_validate_names_the_cells_that_a_student_has_not_written(server: str, page: Any, shots: Path) -> None:
+    pytest.importorskip("nbgrader")
+    said = _validate(page, f"{server}/lab/tree/assignments/{ASSIGNMENT}.ipynb", shots / "validate_student.png")
+    notebook = nbformat.read(REPO / "assignments" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb", as_version=4)
+    checks = [cell.source for cell in notebook.cells if cell.cell_type == "code" and _is_graded(cell)]
+    assert checks and said.count("The following cell failed") == len(checks)
+    assert all(f"{check}\nNotPassed" in said for check in checks)
+
+
+def test_validate_passes_the_solution(server: str, page: Any, shots: Path) -> None:
+    pytest.importorskip("nbgrader")
+    said = _validate(page, f"{server}/lab/tree/solutions/{ASSIGNMENT}.ipynb", shots / "validate_solution.png")
+    assert "Success" in said
+
+
+def test_the_lab_had_nothing_to_complain_about(server: str, root: Path) -> None:
+    """Runs last: what the server wrote while the tests above used it, with nbgrader's extensions where installed."""
+    lines = (root / "lab.log").read_text().splitlines()
+    assert not [line for line in lines if re.match(r"\[[EC] |Traceback|\S*Error\b", line)]
+
+
+def _is_graded(cell: nbformat.NotebookNode) -> bool:
+    return cell.metadata.get("nbgrader", {}).get("grade", False)
+
+
+def _open(page: Any, address: str) -> None:
+    page.goto(f"{address}?token={TOKEN}&reset")
+    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+    # The notebook shows before its kernel answers; a run started then would ask which kernel to use.
+    page.locator("#jp-main-statusbar", has_text="(ipykernel) | Idle").wait_for(timeout=60_000)
+
+
+def _validate(page: Any, address: str, shot: Path) -> str:
+    """What nbgrader's dialog says after a click on Validate."""
+    _open(page, address)
+    page.get_by_role("button", name="Validate").click()
+    dialog = page.locator(".jp-Dialog-content")
+    dialog.wait_for(timeout=120_000)
+    page.wait_for_timeout(1000)
+    page.screenshot(path=shot)
+    return dialog.inner_text()
 
 
 def _run_all(page: Any) -> None:
-    # The notebook shows before its kernel answers; a run started then would ask which kernel to use.
-    page.locator("#jp-main-statusbar", has_text="(ipykernel) | Idle").wait_for(timeout=60_000)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Run All Cells$")).click()
 
@@ -175,7 +181,7 @@ def _unplanned(cell: nbformat.NotebookNode) -> list[str]:
     return [f"{o.ename}: {o.evalue}" for o in cell.outputs if o.output_type == "error"]
 
 
-def _turn_a_knob(page: Any) -> None:
+def _turn_a_knob(page: Any, shot: Path) -> None:
     """The first slider on the page: its line of text must change, and come back when the knob does."""
     handle = page.locator(".jp-OutputArea .noUi-handle").first
     handle.wait_for(timeout=30_000)
@@ -183,11 +189,14 @@ def _turn_a_knob(page: Any) -> None:
     box = page.locator(".jupyter-widgets.widget-vbox", has=page.locator(".noUi-handle")).first
     status = box.locator("[role=status]").first
     before, picture = status.inner_text(), box.locator("img").first.get_attribute("src")
+    box.scroll_into_view_if_needed()
+    page.screenshot(path=f"{shot}_before.png")
     handle.focus()
     page.keyboard.press("ArrowRight")
     _wait_for(page, lambda: status.inner_text() != before)
     _wait_for(page, lambda: box.locator("img").first.get_attribute("src") != picture)
     assert box.locator("img").first.evaluate("image => image.naturalWidth") > 0
+    page.screenshot(path=f"{shot}_after.png")
     page.keyboard.press("ArrowLeft")
     _wait_for(page, lambda: status.inner_text() == before)
 
