@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cs336_infer.course import written
 from cs336_infer.course.grade import Course, GradeError, find_submissions, grade_class, open_course, statistics
-from cs336_infer.course.grade_report import check_places, write_csv, write_json, write_pages
+from cs336_infer.course.grade_report import NOT_GRADED, check_places, write_csv, write_json, write_pages
 from cs336_infer.course.journal import Journal
 from cs336_infer.course.sandbox import SandboxUnavailable
 from cs336_infer.course.submission import printable
@@ -17,11 +18,17 @@ from cs336_infer.types import check_integer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a notebook, a script, or a folder of them")
+    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="a notebook, a script, or a folder of them")
     parser.add_argument("--assignment", required=True, help="which one, such as a1")
     parser.add_argument("--json", type=Path, metavar="FILE", help="results and statistics over the class")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="one row a submission")
     parser.add_argument("--html", type=Path, metavar="DIR", help="one page a student, without hidden checks")
+    parser.add_argument(
+        "--questions", type=Path, metavar="CSV", help="written answers for a person to grade; a file or a folder for it"
+    )
+    parser.add_argument(
+        "--merge-questions", type=Path, metavar="CSV", help="their points; without PATH, into the --json of before"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="submissions at a time (default 1)")
     parser.add_argument("--resume", action="store_true", help="go on where a killed run with the same --json stopped")
     parser.add_argument("--seed", type=int, default=None, help="of the random inputs (default: a fresh one)")
@@ -36,24 +43,42 @@ def grade(args: argparse.Namespace) -> int:
     check_integer("jobs", args.jobs, 1, 64)
     if args.resume and args.json is None:
         raise GradeError("--resume continues the journal beside --json FILE: name the file")
+    if not args.paths and not (args.merge_questions and args.json and not args.questions):
+        raise GradeError("name what to grade (PATH), or --merge-questions CSV and the --json FILE of an earlier run")
+    if {args.questions, args.merge_questions} & {args.json, args.csv} - {None}:
+        raise GradeError("the table of written answers must be another file than --json and --csv")
     course = open_course(args.course, args.assignment)
+    if not args.paths:
+        results = written.read_results(course, args.json)
+        check_places(args.json, args.csv, args.html)
+        _report(args, course, results, _marks(args, course, [r["submission"] for r in results]))
+        return 0
     paths = find_submissions(args.paths)
     check_places(args.json, args.csv, args.html)
+    marks = _marks(args, course, [str(path) for path in paths])  # mistakes in them are found before an hour of grading
+    if args.questions:
+        print(f"written answers: {written.export(course, paths, args.questions)}", file=sys.stderr)
     with contextlib.ExitStack() as held:
         if args.json:
             place = args.json.with_name(args.json.name + ".journal")
             journal = held.enter_context(Journal(place, course.key, resume=args.resume))
         else:
             journal = None
-        _grade(args, course, paths, journal)
+        _report(args, course, _grade(args, course, paths, journal), marks)
         if journal:
             journal.remove()
     return 0
 
 
-def _grade(args: argparse.Namespace, course: Course, paths: list[Path], journal: Journal | None) -> None:
+def _marks(args: argparse.Namespace, course: Course, submissions: list[str]) -> dict[tuple[str, str], written.Mark]:
+    return written.read_marks(course, args.merge_questions, submissions) if args.merge_questions else {}
+
+
+def _grade(
+    args: argparse.Namespace, course: Course, paths: list[Path], journal: Journal | None
+) -> list[dict[str, Any]]:
     try:
-        results = grade_class(
+        return grade_class(
             course, paths, seed=args.seed, jobs=args.jobs, journal=journal, sandbox=not args.unsafe_no_sandbox
         )
     except SandboxUnavailable as e:
@@ -63,6 +88,16 @@ def _grade(args: argparse.Namespace, course: Course, paths: list[Path], journal:
         how = "--resume goes on from there" if journal else "with --json FILE, --resume could go on"
         print(f"cs336-infer: stopped, {done} of {len(paths)} submissions are kept: {how}", file=sys.stderr)
         raise
+
+
+def _report(
+    args: argparse.Namespace,
+    course: Course,
+    results: list[dict[str, Any]],
+    marks: dict[tuple[str, str], written.Mark],
+) -> None:
+    """Print a line for each submission and write what was asked for; written questions count once they have marks."""
+    results = written.merged(course, results, marks)
     for result in results:
         print(_line(result))
     worst = statistics(results)[0]
@@ -80,6 +115,7 @@ def _grade(args: argparse.Namespace, course: Course, paths: list[Path], journal:
 
 
 def _line(result: dict[str, Any]) -> str:
-    return f"{result['score']:g}/{result['max_score']:g}  {printable(result['submission'])}" + (
-        f"  ({result['problem']})" if result["problem"] else ""
-    )
+    waiting = [q["question"] for q in result["questions"] if q["points"] is None]
+    notes = [result["problem"] or "", f"{', '.join(waiting)} {NOT_GRADED}" if waiting else ""]
+    said = f"  ({'; '.join(filter(None, notes))})" if any(notes) else ""
+    return f"{result['score']:g}/{result['max_score']:g}  {printable(result['submission'])}{said}"

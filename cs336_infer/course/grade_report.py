@@ -16,6 +16,9 @@ from typing import Any
 from cs336_infer.course.grade import Course, GradeError, statistics
 from cs336_infer.course.submission import printable
 
+COUNTED = "score and max_score: all checks, and the written questions that a person has graded so far"
+NOT_GRADED = "not graded yet"
+
 
 def check_places(file_json: Path | None, file_csv: Path | None, folder: Path | None) -> None:
     """Before an hour of grading: whether its results can be written where they shall be.
@@ -50,21 +53,31 @@ def _make(folder: Path) -> None:
 
 
 def write_json(path: Path, course: Course, results: Sequence[dict[str, Any]]) -> None:
-    """{"assignment", "checks" (statistics over the class), "submissions"}; replaces the file in one step."""
-    whole = {"assignment": course.assignment.name, "checks": statistics(results), "submissions": list(results)}
-    _replace(path, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    """{"assignment", "points" (what the scores count), "checks" (statistics over the class), "submissions"}; replaces
+    the file in one step."""
+    whole = {
+        "assignment": course.assignment.name,
+        "points": COUNTED,
+        "checks": statistics(results),
+        "submissions": list(results),
+    }
+    replace_file(path, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_csv(path: Path, course: Course, results: Sequence[dict[str, Any]]) -> None:
-    """A row a submission: score, max_score, points of each exercise, and the problem of an unreadable file."""
+    """A row a submission: score, max_score, points of each exercise and each written question, and the problem of an
+    unreadable file."""
     exercises = [e.name for e in course.assignment.exercises]
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
-    table.writerow(["submission", "score", "max_score", *exercises, "problem"])
+    table.writerow(
+        ["submission", "score", "max_score", *exercises, *(q.name for q in course.assignment.questions), "problem"]
+    )
     for r in results:
         points = [sum(c["score"] for c in r["checks"] if c["exercise"] == e) for e in exercises]
-        table.writerow([_plain(r["submission"]), r["score"], r["max_score"], *points, _plain(r["problem"] or "")])
-    _replace(path, out.getvalue())
+        points += [NOT_GRADED if q["points"] is None else q["points"] for q in questions_of(course, r)]
+        table.writerow([plain(r["submission"]), r["score"], r["max_score"], *points, plain(r["problem"] or "")])
+    replace_file(path, out.getvalue())
 
 
 def write_pages(folder: Path, course: Course, results: Sequence[dict[str, Any]]) -> list[Path]:
@@ -75,7 +88,7 @@ def write_pages(folder: Path, course: Course, results: Sequence[dict[str, Any]])
         name = Path(r["submission"])
         tail = hashlib.sha256(os.fsencode(name)).hexdigest()[:8]  # two students may hand in the same file name
         page = folder / f"{printable(name.stem)[:50]}-{tail}.html"
-        _replace(page, page_of(course, r))
+        replace_file(page, page_of(course, r))
         pages.append(page)
     return pages
 
@@ -92,10 +105,7 @@ def page_of(course: Course, result: dict[str, Any]) -> str:
     problem = f"<p><b>{html.escape(result['problem'])}</b></p>" if result["problem"] else ""
     title = html.escape(f"{course.assignment.name}: {Path(result['submission']).name}")
     score = f"{result['score']:g} of {result['max_score']:g} points"
-    questions = "".join(
-        f"<p>Question {html.escape(q.name)}, {q.points:g} points: graded by a person.</p>"
-        for q in course.assignment.questions
-    )
+    questions = "".join(_question(q) for q in questions_of(course, result))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
 body {{ font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; }}
@@ -108,12 +118,34 @@ th, td {{ text-align: left; padding: 0.3em 0.6em; border-bottom: 1px solid #ddd;
 """
 
 
-def _plain(text: str) -> str:
+def questions_of(course: Course, result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The written questions of a result: question, max_points, points (None: not graded yet), comment."""
+    blank = [
+        {"question": q.name, "max_points": q.points, "points": None, "comment": ""} for q in course.assignment.questions
+    ]
+    return result.get("questions", blank)
+
+
+def _question(question: dict[str, Any]) -> str:
+    most = f"{question['max_points']:g} points"
+    state = f"{NOT_GRADED} by a person ({most}, not in the score above)"
+    if question["points"] is not None:
+        state = f"{question['points']:g} of {most}"
+    comment = f"<br>{html.escape(question['comment'])}" if question["comment"] else ""
+    return f"<p>Question {html.escape(question['question'])}: {state}.{comment}</p>"
+
+
+def plain(text: str) -> str:
     """A spreadsheet must not take a file's name for a formula."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
+    """Write `text` to `path`, all or nothing.
+
+    Raises:
+        GradeError: it cannot be written.
+    """
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".grading.")
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as f:  # a name that is no UTF-8

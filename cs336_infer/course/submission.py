@@ -24,6 +24,7 @@ MAX_PARSED = 10**6
 MAGIC = re.compile(r"\s*([%!?]|[\w, ]+=\s*[%!]|%*[\w.]+\?{1,2}\s*$)")
 PYTHON_CELLS = frozenset(("time", "timeit", "capture", "prun", "python", "python3", "memray_flamegraph"))
 MARKER = re.compile(r"#\s*%%(.*)$")
+GRADE_ID = re.compile(r'"grade_id":\s*"([\w-]+)"')
 CODE, TEXT = "code", "text"
 
 
@@ -47,13 +48,12 @@ def read(path: str | os.PathLike[str]) -> Submission:
     path = Path(path)
     name = printable(path.name)
     try:
-        text = _text(_data(path))
-        parts = _notebook(text) if path.suffix.lower() == ".ipynb" else _script(text)
+        parts = _parts(path)
     except _Unreadable as error:
         return Submission(path, problem=f"{name}: {error}")
     cells: list[str] = []
     notes: list[str] = []
-    for number, (kind, source) in enumerate(parts, 1):
+    for number, (kind, source, _) in enumerate(parts, 1):
         source = source.encode("utf-8", "replace").decode()
         if kind == TEXT and _defines_function(source):
             notes.append(f"cell {number} is marked as text but defines a function: taken as code")
@@ -64,6 +64,15 @@ def read(path: str | os.PathLike[str]) -> Submission:
         if source.strip():
             cells.append(source)
     return Submission(path, cells, None if cells else f"{name}: there is no code in it", notes)
+
+
+def texts(path: Path) -> list[tuple[str, str]]:
+    """(grade_id, text) of every cell, code too, in order; the grade_id is empty where an editor removed it. Nothing
+    of a file that `read` refuses."""
+    try:
+        return [(grade_id, source.encode("utf-8", "replace").decode()) for _, source, grade_id in _parts(path)]
+    except _Unreadable:
+        return []
 
 
 def fingerprint(path: Path) -> str:
@@ -109,7 +118,13 @@ def _text(data: bytes) -> str:
         raise _Unreadable(f"not UTF-8 text (byte {error.start})") from None
 
 
-def _notebook(text: str) -> list[tuple[str, str]]:
+def _parts(path: Path) -> list[tuple[str, str, str]]:
+    """(CODE or TEXT, source, grade_id) of each cell."""
+    text = _text(_data(path))
+    return _notebook(text) if path.suffix.lower() == ".ipynb" else _script(text)
+
+
+def _notebook(text: str) -> list[tuple[str, str, str]]:
     try:
         book: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -125,20 +140,29 @@ def _notebook(text: str) -> list[tuple[str, str]]:
         if isinstance(source, list):
             source = "".join(line for line in source if isinstance(line, str))
         if isinstance(source, str):
-            parts.append((CODE if cell.get("cell_type") == "code" else TEXT, source))
+            parts.append((CODE if cell.get("cell_type") == "code" else TEXT, source, _grade_id(cell)))
     return parts
 
 
-def _script(text: str) -> list[tuple[str, str]]:
+def _grade_id(cell: dict[str, Any]) -> str:
+    inner: Any = cell.get("metadata")
+    for key in ("nbgrader", "grade_id"):
+        inner = inner.get(key) if isinstance(inner, dict) else None
+    return inner if isinstance(inner, str) else ""
+
+
+def _script(text: str) -> list[tuple[str, str, str]]:
     """Cells of the percent format; one cell where there is no marker."""
-    parts: list[tuple[str, list[str]]] = [(CODE, [])]
+    parts: list[tuple[str, list[str], str]] = [(CODE, [], "")]
     for line in text.splitlines():
         marker = MARKER.match(line)
         if marker:
-            parts.append((TEXT if re.search(r"\[(markdown|md|raw)\]", marker[1]) else CODE, []))
+            named = GRADE_ID.search(marker[1])
+            kind = TEXT if re.search(r"\[(markdown|md|raw)\]", marker[1]) else CODE
+            parts.append((kind, [], named[1] if named else ""))
         else:
             parts[-1][1].append(line)
-    return [(kind, "\n".join(lines if kind == CODE else map(_uncommented, lines))) for kind, lines in parts]
+    return [(kind, "\n".join(lines if kind == CODE else map(_uncommented, lines)), name) for kind, lines, name in parts]
 
 
 def _uncommented(line: str) -> str:
