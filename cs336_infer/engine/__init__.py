@@ -1,7 +1,8 @@
 """The engine: many requests at once over paged KV memory."""
 
-from cs336_infer.engine.engine import Engine, OutOfCapacity
+from cs336_infer.engine.engine import Engine
 from cs336_infer.engine.llm import LLM
+from cs336_infer.engine.scheduler import OutOfCapacity, Scheduler
 from cs336_infer.engine.session import Session, SessionError
 
-__all__ = ["LLM", "Engine", "OutOfCapacity", "Session", "SessionError"]
+__all__ = ["LLM", "Engine", "OutOfCapacity", "Scheduler", "Session", "SessionError"]

@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from cs336_infer.engine.engine import Engine
+from cs336_infer.engine.scheduler import Rank, first_come
 from cs336_infer.engine.sequence import Sequence
 from cs336_infer.generate import generate, stream
 from cs336_infer.kv.manager import KVManager
@@ -50,6 +51,7 @@ class LLM:
         policy: which cached block is given up first; LRU by default.
         tiers: host memory and disk below the device (`TierOptions`).
         max_batch: sequences that run at once. step_tokens: tokens computed in one step; longer prompts go in chunks.
+        rank: which sequence goes first, see `engine.scheduler`.
         debug: check the accounting of KV memory after every operation. fill: what unused KV slots are filled with.
 
     Raises:
@@ -68,6 +70,7 @@ class LLM:
         tiers: TierOptions | None = None,
         max_batch: int = 64,
         step_tokens: int = 2048,
+        rank: Rank = first_come,
         debug: bool = False,
         fill: float | None = None,
     ) -> None:
@@ -105,7 +108,7 @@ class LLM:
             debug=debug,
         )
         path = self.model.describe_path(f"paged/{block_size}" + ("" if prefix_cache else " prefix_cache=off"))
-        self.engine = Engine(self.model, self.kv, max_batch=max_batch, step_tokens=step_tokens, path=path)
+        self.engine = Engine(self.model, self.kv, path=path, max_batch=max_batch, step_tokens=step_tokens, rank=rank)
 
     def __enter__(self) -> LLM:
         return self
@@ -131,10 +134,10 @@ class LLM:
             "cached": pool.cached,
             "live": pool.live,
             "bytes": kv.memory.data.nbytes,
-            "tokens_looked_up": self.engine.looked_up,
-            "tokens_hit": self.engine.hits,
+            "tokens_looked_up": self.engine.scheduler.looked_up,
+            "tokens_hit": self.engine.scheduler.hits,
             "evictions": pool.evictions,
-            "preemptions": self.engine.preemptions,
+            "preemptions": self.engine.scheduler.preemptions,
             "steps": self.engine.steps,
         }
         lower = {} if self.tiers is None else self.tiers.stats()

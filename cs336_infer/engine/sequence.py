@@ -21,6 +21,7 @@ class Sequence:
 
     Attributes:
         kv: its KV memory, None while it waits.
+        priority: for schedulers that look at it; higher is more urgent.
         forks: other answers to the same prompt; they begin when the prompt is stored.
 
     Raises:
@@ -37,6 +38,7 @@ class Sequence:
         self.sampler = Sampler([params], [ids], model.config.vocab_size)
         self.kv: SequenceKV | None = None
         self.forks: list[Sequence] = []
+        self.priority = 0
 
     @property
     def tokens(self) -> list[int]:

@@ -185,7 +185,7 @@ def test_preempted_sequences_end_as_if_nothing_had_happened(model):
     prompts = [list(range(s, s + 17)) for s in (30, 60, 90, 120)]
     llm = small(model, kv_tokens=100)
     answers = llm.generate(prompts, params)
-    assert llm.engine.preemptions > 0
+    assert llm.engine.scheduler.preemptions > 0
     assert [a.token_ids for a in answers] == [oracle(model, p, params) for p in prompts]
 
 
@@ -297,7 +297,7 @@ def test_a_preempted_sequence_asks_the_tiers(model, tmp_path):
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     with small(model, kv_tokens=100, tiers=TierOptions(host_bytes=1 << 20)) as llm:
         answers = llm.generate(prompts, params)
-        assert llm.engine.preemptions > 0 and llm.stats()["host"]["hits"] > 0
+        assert llm.engine.scheduler.preemptions > 0 and llm.stats()["host"]["hits"] > 0
     assert [a.token_ids for a in answers] == [oracle(model, p, params) for p in prompts]
 
 

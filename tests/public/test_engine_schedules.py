@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from cs336_infer import FinishReason, LoadedModel, SamplingParams, generate, load_model
 from cs336_infer.engine import LLM
+from cs336_infer.engine.scheduler import by_priority, first_come
 from cs336_infer.kv.tier_options import TierOptions
 
 EXAMPLES = int(os.environ.get("SCHEDULES", "40"))  # 200 in the soak
@@ -52,7 +53,7 @@ params = st.builds(
 )
 actions = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), prompts, params, st.integers(1, 3)),
+        st.tuples(st.just("add"), prompts, params, st.integers(1, 3), st.integers(-1, 1)),
         st.tuples(st.just("step"), st.integers(1, 6)),
         st.tuples(st.just("fork"), st.integers(0, 20), st.integers(1, MOST)),
         st.tuples(st.just("cancel"), st.integers(0, 20)),
@@ -85,6 +86,7 @@ tiers = st.one_of(
     max_batch=st.integers(1, 6),
     step_tokens=st.sampled_from([1, 2, 7, 2048]),
     prefix_cache=st.booleans(),
+    rank=st.sampled_from([first_come, by_priority]),
     fill=st.sampled_from([float("nan"), 1e4, -3.0]),
     below=tiers,
 )
@@ -97,13 +99,14 @@ def test_every_answer_is_that_of_a_run_alone(
     max_batch: int,
     step_tokens: int,
     prefix_cache: bool,
+    rank: Any,
     fill: float,
     below: tuple[int, int, str] | None,
 ) -> None:
     largest = -(-(49 + MOST) // block_size)  # blocks of the largest request
     block_bytes = 2 * 3 * 2 * 8 * 4 * block_size
     options = None
-    if below is not None and prefix_cache:
+    if below is not None and prefix_cache and below[0] + below[1]:
         host, disk, write = below
         folder = tmp_path / f"{block_size}"
         options = TierOptions(host * block_bytes, disk * (block_bytes + 4096), folder if disk else None, write)
@@ -115,6 +118,7 @@ def test_every_answer_is_that_of_a_run_alone(
         tiers=options,
         max_batch=max_batch,
         step_tokens=step_tokens,
+        rank=rank,
         debug=True,
         fill=fill,
     )
@@ -123,8 +127,8 @@ def test_every_answer_is_that_of_a_run_alone(
         everybody = []
         for action, *args in actions:
             if action == "add":
-                prompt, its, n = args
-                everybody += engine.add(list(prompt), its, llm.root(), n=n)
+                prompt, its, n, priority = args
+                everybody += engine.add(list(prompt), its, llm.root(), n=n, priority=priority)
             elif action == "step":
                 for _ in range(args[0]):
                     engine.step()
