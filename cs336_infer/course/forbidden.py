@@ -1,18 +1,22 @@
 """Library calls that would be the answer: found in the source before it runs, and caught while it runs.
 
-`scan` reads the function and whatever of the submission it can reach; `Guard` replaces the attribute for the time
-of one question; `ImportGuard` makes modules unimportable. All three run in the student's process. The scan is sent
-to the grader before any of the student's code has run, so it cannot be changed afterwards; the two guards can be
-undone by a student who sets out to (a saved reference, `ctypes`, a name put together from pieces). They name an
-honest mistake and make cheating an act that a reader of the notebook recognises. What stays out of reach is the
-exercise's own module: it is not in the sandbox.
+`scan` reads the function and whatever of the submission it can reach; `watch` wraps the functions of loaded libraries
+before the cells run, so that a reference saved by them is the wrapper; `Guard` makes both those and what came later
+refuse for the time of one question; `ImportGuard` makes modules unimportable. All run in the student's process. The
+scan is sent to the grader before any of the student's code has run, so it cannot be changed afterwards; the guards
+can be undone by a student who sets out to (through `gc` or `ctypes`). They name an honest mistake and make cheating
+an act that a reader of the notebook recognises. What stays out of reach is the exercise's own module: it is not in
+the sandbox.
 
 This file also travels into the sandbox: standard library only.
 """
 
 import ast
+import contextlib
+import functools
 import importlib.abc
 import sys
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -139,6 +143,33 @@ class ImportGuard(importlib.abc.MetaPathFinder):
                 raise ImportError(f"{name} is what this exercise asks for, it cannot be imported while it is graded")
 
 
+_asked: list["Guard"] = []
+
+
+def watch(names: Iterable[str]) -> None:
+    """Wraps every loaded function with such a name, for good. It works as before, except while a `Guard` of that name
+    is active. Classes and overloaded operators stay as they are: libraries use them as more than functions."""
+    for name in set(names):
+        wrappers: dict[int, Any] = {}
+        for owner, attribute in list(_owners(name)):
+            old = getattr(owner, attribute)
+            if isinstance(old, types.BuiltinFunctionType | types.FunctionType | types.MethodDescriptorType):
+                with contextlib.suppress(AttributeError, TypeError):
+                    setattr(owner, attribute, wrappers.setdefault(id(old), _watched(name, old)))
+
+
+def _watched(name: str, old: Any) -> Any:
+    @functools.wraps(old)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        for guard in _asked:
+            if name in guard.names:
+                raise guard.refuse(name)
+        return old(*args, **kwargs)
+
+    del wrapper.__wrapped__
+    return wrapper
+
+
 class Guard:
     """For the time of one question: every loaded module's attribute `name` raises, a module `name` cannot be imported.
 
@@ -168,9 +199,11 @@ class Guard:
                 if any(module == name or module.startswith(name + ".") for name in self.names):
                     self._modules[module] = sys.modules.pop(module)
             sys.meta_path.insert(0, self._finder)
+        _asked.append(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
+        _asked.clear()
         for owner, attribute, old in reversed(self._undo):  # one module may have two names
             setattr(owner, attribute, old)
         sys.modules.update(self._modules)

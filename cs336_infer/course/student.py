@@ -204,6 +204,7 @@ def serve(reading: BinaryIO, writing: BinaryIO) -> None:
     if setup["blocked"]:
         sys.meta_path.insert(0, forbidden.ImportGuard(setup["blocked"]))
     preload(submission.cells)
+    forbidden.watch(name for each in names.values() for name in each)
     owner = os.getpid()
     submission.run()
     if os.getpid() != owner:

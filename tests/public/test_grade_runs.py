@@ -317,8 +317,9 @@ with Journal(Path(sys.argv[3]), "key", resume=True) as journal:
 
 
 @needs_sandbox
-def test_a_killed_grader_leaves_no_process_and_goes_on(course, tmp_path) -> None:
-    """The second submission loops under a mark in its memory; kill -9 hits the grader while it does."""
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_killed_grader_leaves_no_process_and_goes_on(how, course, tmp_path) -> None:
+    """The second submission has started a process of its own and loops when the signal comes."""
     marker, place = f"killed-grader-{os.getpid()}", tmp_path / "r.journal"
     paths = hand_in(tmp_path / "class", 3)
     paths[1].write_text(
@@ -336,8 +337,8 @@ def test_a_killed_grader_leaves_no_process_and_goes_on(course, tmp_path) -> None
         assert grader.poll() is None
         time.sleep(0.05)
     left = [*marked(), *psutil.Process(grader.pid).children(recursive=True)]
-    grader.send_signal(signal.SIGKILL)
-    grader.wait()
+    grader.send_signal(how)
+    assert grader.wait() == -how, "also after Ctrl-C: Python ends by the signal"
     _, alive = psutil.wait_procs(left, timeout=10)
     assert not alive and not marked()
     assert len(place.read_text().splitlines()) == 1
