@@ -1,4 +1,4 @@
-"""Public checks of assignment 1, and the plugs that put a student's functions into the real engine.
+"""Public checks of assignment 1.
 
 Students read this file, so no answer is in it: what is expected are numbers worked out on paper, properties, and
 library calls that a submission is refused for.
@@ -6,15 +6,11 @@ library calls that a submission is refused for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from cs336_infer.course.checks import Ask, check, expect_close, expect_equal, expect_shape, fail, make_check
-from cs336_infer.kv import ContiguousKV
 
 check_public = make_check(__name__)
 
@@ -92,35 +88,3 @@ def cost_on_paper(ask: Ask, rng: np.random.Generator) -> None:
     shape = {"layers": 1, "hidden": 2, "heads": 1, "kv_heads": 1, "head_dim": 2, "intermediate": 3, "vocab": 5}
     got = ask("decode_step_cost", **shape, batch=1, context=0, bytes_per_number=2)
     expect_equal(list(got), [96, 108], what="(FLOPs, bytes)")
-
-
-def cache_of(cached_attention: Callable[..., Any]) -> type[ContiguousKV]:
-    """A KV cache whose attention is the student's, for `generate(..., kv=cache_of(cached_attention))`."""
-
-    class StudentKV(ContiguousKV):
-        def extend(self, new: int) -> Any:
-            begin, _ = self.length, super().extend(new)
-            if self.starts is not None:
-                raise ValueError("this plug takes prompts of equal length: give generate one prompt at a time")
-
-            def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-                given = (t.transpose(1, 2) for t in (q, k, v))
-                out, self.k[layer], self.v[layer] = cached_attention(*given, self.k[layer], self.v[layer], begin)
-                return out.transpose(1, 2)
-
-            return attend
-
-    return StudentKV
-
-
-def sampler_of(
-    next_token_distribution: Callable[..., Any], temperature: float, top_p: float, min_p: float, seed: int
-) -> Callable[[torch.Tensor], list[int]]:
-    """A sampler that draws from the student's distribution, for `generate(..., sampler=...)`."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def choose(logits: torch.Tensor) -> list[int]:
-        rows = [torch.as_tensor(next_token_distribution(row, temperature, top_p, min_p)).double() for row in logits]
-        return [int(torch.multinomial(p, 1, generator=generator)) for p in rows]
-
-    return choose

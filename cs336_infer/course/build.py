@@ -146,10 +146,15 @@ def text_of(notebook: NotebookNode) -> str:
 
 def replace_text(target: Path, text: str) -> None:
     """Write `text` to `target`, all or nothing."""
+    replace_bytes(target, text.encode())
+
+
+def replace_bytes(target: Path, content: bytes) -> None:
+    """Write `content` to `target`, all or nothing."""
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         os.chmod(temporary, 0o644)
         os.replace(temporary, target)
     except BaseException:

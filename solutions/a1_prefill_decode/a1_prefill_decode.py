@@ -24,7 +24,8 @@
 # %%
 import torch
 
-from cs336_infer.course.a1_prefill_decode import cache_of, check_public, sampler_of
+from cs336_infer.course.a1_open_task import bytes_moved
+from cs336_infer.course.a1_prefill_decode import check_public
 
 # %% [markdown]
 # ## 1. Rotary positions
@@ -240,21 +241,91 @@ check_public(decode_step_cost)
 # # END SOLUTION
 
 # %% [markdown]
+# ## Open task: the same answer, fewer bytes
+#
+# A decode step waits for memory, so the bytes it moves are what it costs. `bytes_moved` counts them, without a clock:
+# every operation reads its inputs and writes its outputs, a view is free, an expanded dimension counts once
+# (`cs336_infer/measure/traffic.py` says it exactly). Your function may use plain tensor operations only, no fused
+# attention, and must not decide by values of tensors. `lengths` are numbers of Python.
+#
+# Below is a start: exercise 3, row by row. Make the number smaller. The grader counts it too, and reports it beside
+# your points.
+
+
+# %%
+def decode_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    lengths: list[int],
+) -> torch.Tensor:
+    """One decode step of every row: store k and v at position `lengths[row]`, attend to that and all before it.
+
+    Args:
+        q: [rows, heads, head_dim] float32. k, v: [rows, kv_heads, head_dim] float32.
+        k_cache, v_cache: [rows, kv_heads, capacity, head_dim] float32, written in place; the rest holds anything.
+        lengths: tokens stored in each row.
+
+    Returns:
+        [rows, heads, head_dim] float32.
+    """
+    outs = []
+    for row, length in enumerate(lengths):
+        one = slice(row, row + 1)
+        new = (q[one, :, None], k[one, :, None], v[one, :, None])
+        outs.append(cached_attention(*new, k_cache[one], v_cache[one], length)[0])
+    return torch.cat(outs)[:, :, 0]
+
+
+print(bytes_moved(decode_attention))
+
+# %% [markdown]
 # ## Your functions in the real engine
 #
-# `cache_of` makes a KV cache of your attention, `sampler_of` a sampler of your distribution. The model, its weights and
-# the loop are the package's. The first line must be the same with and without your part; the second is yours alone.
+# `plug` puts your functions into the engine: positions in every layer, attention with and without a cache, what the
+# sampler draws from, what a step is said to cost. The weights and the loop are the package's. A batch of two prompts of
+# different length is padded on the left, so the engine gives you rows that begin at different positions.
 
 # %%
-from cs336_infer import SamplingParams, generate, load_model
+from cs336_infer import SamplingParams, generate, load_model, measure
+from cs336_infer.course.plug import plug
 
+plug(
+    rope=rope,
+    causal_attention=causal_attention,
+    cached_attention=cached_attention,
+    next_token_distribution=next_token_distribution,
+    decode_step_cost=decode_step_cost,
+)
 model = load_model(dtype="float32")
-params = SamplingParams(max_tokens=12)
-theirs = generate(model, "The capital of France is", params)[0]
-mine = generate(model, "The capital of France is", params, kv=cache_of(cached_attention))[0]
-print(repr(mine.text), "- same as the package:", mine.token_ids == theirs.token_ids)
+prompts = ["The capital of France is", "Once upon a time, in a small village by the sea,"]
+mine = generate(model, prompts, SamplingParams(max_tokens=12))
+for answer in mine:
+    print(repr(answer.text))
+print("made by:", mine[0].path.partition("plugged=")[2])
+
+# %% [markdown]
+# Fluent text is no evidence. These are the tokens of the package's own functions, and the run without a cache:
 
 # %%
-sampler = sampler_of(next_token_distribution, temperature=0.8, top_p=0.9, min_p=0.05, seed=3)
-free = generate(model, "Once upon a time,", SamplingParams(max_tokens=24), sampler=sampler)[0]
-print(repr(free.text))
+PACKAGE = [
+    [7042, 30, 198, 198, 504, 2988, 314, 42, 216, 34, 32, 33],
+    [665, 436, 253, 9357, 1573, 267, 19341, 3365, 17644, 793, 30, 909],
+]
+oracle = generate(model, prompts, SamplingParams(max_tokens=12), kv="none")
+print("same as the package's:", [answer.token_ids for answer in mine] == PACKAGE)
+print("with a cache as without:", [answer.token_ids for answer in mine] == [answer.token_ids for answer in oracle])
+
+# %% [markdown]
+# Now drawn from your distribution, and what your count says of one step behind 512 tokens in 16-bit numbers:
+
+# %%
+params = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.9, min_p=0.05, seed=3)
+print(repr(generate(model, "Once upon a time,", params)[0].text))
+step = measure.decode(model.config, batch=1, context=512, dtype_bytes=2, kv_bytes=2)
+moved = step.weight_bytes + step.kv_read_bytes + step.kv_write_bytes
+print(
+    f"a decode step: {step.flops / 1e6:.1f} MFLOP, {moved / 1e6:.1f} MB, of which the cache {step.kv_read_bytes / 1e6:.1f}"
+)

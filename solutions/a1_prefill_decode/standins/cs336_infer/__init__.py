@@ -1,0 +1,33 @@
+"""CS336 Infer: a course on LLM inference that is also a working engine.
+
+from cs336_infer import SamplingParams, generate, load_model
+
+model = load_model()
+print(generate(model, "The capital of France is", SamplingParams(max_tokens=16))[0].text)
+"""
+
+from cs336_infer.generate import generate, stream
+from cs336_infer.models.load import LoadedModel, load_model
+from cs336_infer.types import (
+    Completion,
+    FinishReason,
+    InferError,
+    InvalidRequest,
+    ModelLoadError,
+    SamplingParams,
+    TokenEvent,
+)
+
+__all__ = [
+    "Completion",
+    "FinishReason",
+    "InferError",
+    "InvalidRequest",
+    "LoadedModel",
+    "ModelLoadError",
+    "SamplingParams",
+    "TokenEvent",
+    "generate",
+    "load_model",
+    "stream",
+]
