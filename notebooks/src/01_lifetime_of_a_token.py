@@ -37,13 +37,13 @@ stations = [
     ("look up", "cached prefix", drawings.GREEN),
     ("execute", "layers, head", drawings.BLUE),
     ("sample", "one id", drawings.PINK),
-    ("stop, safety", "end or go on", drawings.ORANGE),
     ("text", "whole characters", drawings.SKY),
+    ("stop, safety", "end or go on", drawings.ORANGE),
 ]
 pictures.show(
-    drawings.flow(stations, back=(5, 1, "once per token")),
-    "Seven stations: tokenise, schedule, look up, execute, sample, stop and safety, text. An arrow leads from stop "
-    "back to schedule, once per token.",
+    drawings.flow(stations, back=(6, 1, "once per token")),
+    "Seven stations: tokenise, schedule, look up, execute, sample, text, stop and safety. An arrow leads from the "
+    "last one back to schedule, once per token.",
 )
 
 # %% [markdown]
@@ -111,7 +111,7 @@ pictures.show(
 # %%
 def plan(waiting: dict[str, int], answers: dict[str, int], budget: int) -> list[dict[str, int]]:
     """Tokens per request and step. waiting: prompt tokens left; answers: output tokens left."""
-    steps = []
+    waiting, answers, steps = dict(waiting), dict(answers), []  # copies: the caller's numbers stay as they are
     while any(waiting.values()) or any(answers.values()):
         step, left = {}, budget
         for name in answers:  # decode first: nobody who reads an answer should wait for somebody's long prompt
@@ -127,8 +127,9 @@ def plan(waiting: dict[str, int], answers: dict[str, int], budget: int) -> list[
     return steps
 
 
-for i, step in enumerate(plan({"A": 5, "B": 19, "C": 3}, {"A": 4, "B": 2, "C": 3}, budget=8)):
-    print(f"step {i}: {step}, {sum(step.values())} tokens")
+budget = 8
+for i, step in enumerate(plan({"A": 5, "B": 19, "C": 3}, {"A": 4, "B": 2, "C": 3}, budget)):
+    print(f"step {i}: {step}, {sum(step.values())} of {budget} tokens")
 
 # %% [markdown]
 # B's long prompt is cut into chunks, so A goes on with one token in every step. This is *continuous batching* (Yu et
@@ -269,7 +270,23 @@ for temperature in (0.3, 1.0, 2.0):
     print(f"temperature {temperature}: {describe(temperature, top_p=0.9)}")
 
 # %% [markdown] slideshow={"slide_type": "slide"}
-# ## Station 6: stop and safety
+# ## Station 6: text
+#
+# A character may be spread over several tokens. Decoding each token by itself breaks it; holding back the unfinished
+# bytes does not.
+
+# %%
+from cs336_infer.text import StreamDetokenizer
+
+ids = tokenizer.encode("Seoul 서울 🙂")
+one_by_one = "".join(tokenizer.decode([i]) for i in ids)
+stream = StreamDetokenizer(tokenizer)
+pieces = [stream.push(i) for i in ids]
+print("each token by itself:", one_by_one.replace("\ufffd", "?"))
+print("held back            ", pieces)
+
+# %% [markdown] slideshow={"slide_type": "slide"}
+# ## Station 7: stop and safety
 #
 # Generation ends at the end-of-sequence token, at `max_tokens`, at the end of the context, or at a stop string. A stop
 # string may be cut anywhere by token borders, and none of it may be shown. So the engine holds back exactly the text
@@ -289,22 +306,6 @@ for piece in ["Paris", ".", "\n", "Use", " it", " well", "\nUs", "er", ": hi"]:
 # the stage on serving adds it behind this mechanism.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
-# ## Station 7: text
-#
-# A character may be spread over several tokens. Decoding each token by itself breaks it; holding back the unfinished
-# bytes does not.
-
-# %%
-from cs336_infer.text import StreamDetokenizer
-
-ids = tokenizer.encode("Seoul 서울 🙂")
-one_by_one = "".join(tokenizer.decode([i]) for i in ids)
-stream = StreamDetokenizer(tokenizer)
-pieces = [stream.push(i) for i in ids]
-print("each token by itself:", one_by_one.replace("\ufffd", "?"))
-print("held back            ", pieces)
-
-# %% [markdown] slideshow={"slide_type": "slide"}
 # ## Where does the time go?
 #
 # The prompt below has 60 tokens and the answer 24. You have seen all stations. **Predict:** which share of the time
@@ -318,7 +319,7 @@ predict("share of execute", low=80, high=99, unit="%", why="the other stations h
 # %% slideshow={"slide_type": "fragment"} tags=["measured"]
 from cs336_infer.sampling import Sampler
 
-clock = {"tokenise": 0.0, "prefill": 0.0, "decode": 0.0, "sample": 0.0, "stop and text": 0.0}
+clock = {"tokenise": 0.0, "prefill": 0.0, "decode": 0.0, "sample": 0.0, "text and stop": 0.0}
 
 
 def timed(name: str, fn, *args):
@@ -337,7 +338,7 @@ feed, place, text = torch.tensor([ids]), torch.arange(len(ids)).unsqueeze(0), ""
 for step in range(24):
     logits = timed("decode" if step else "prefill", model.net.forward, feed, place, cache)
     token = timed("sample", sampler, logits[:, -1])[0]
-    text += timed("stop and text", lambda t: stops.push(words.push(t)), token)
+    text += timed("text and stop", lambda t: stops.push(words.push(t)), token)
     feed, place = torch.tensor([[token]]), torch.tensor([[len(ids) + step]])
 
 total = sum(clock.values())
@@ -348,7 +349,7 @@ pictures.show(
         title="where the time goes",
         label="{:.1f} %",
     ),
-    "Bars of the share of time of tokenise, prefill, decode, sample, and stop and text.",
+    "Bars of the share of time of tokenise, prefill, decode, sample, and text and stop.",
     measured=True,
 )
 measured("share of execute", 100 * (clock["prefill"] + clock["decode"]) / total)
@@ -462,7 +463,7 @@ for name, done in [("right", right), ("position one off", broken), ("forgets the
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Takeaways
 #
-# - Every token passes: tokenise, schedule, look up, execute, sample, stop and safety, text.
+# - Every token passes: tokenise, schedule, look up, execute, sample, text, stop and safety.
 # - Prefill feeds the whole prompt in one step, decode one token per step. Both read all weights.
 # - Nearly all time is spent in "execute"; the other stations decide whether the answer is right.
 # - The old rung is the oracle of the new one: without a cache, the same tokens must come out.
