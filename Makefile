@@ -39,10 +39,11 @@ slides: ## dist/slides/*.html, decks that open without a network (needs npm)
 	@$(SETUP) notebooks
 	$(PY) -m cs336_infer.course.slides
 
-release: ## solution and student notebooks, then dist/*.whl; CHECK=1 only names what is stale; NBGRADER=1, OTTER=1 add their exports
+release: ## notebooks of assignments, dist/student.zip (ASSIGNMENT=aN), dist/*.whl; CHECK=1 only names what is stale; NBGRADER=1, OTTER=1 add their exports
 	@$(SETUP) $(if $(NBGRADER)$(OTTER),dev,notebooks)
 	$(PY) -m cs336_infer.course.build --check notebooks/src/*.py
 	$(PY) -m cs336_infer.course.release $(if $(CHECK),--check)
+	$(PY) -m cs336_infer.course.bundle $(ASSIGNMENT) $(if $(CHECK),--check)
 ifndef CHECK
 	$(PY) -m pip wheel -q --no-deps --no-build-isolation -w dist .
 	@ls dist/*.whl
@@ -61,4 +62,4 @@ soak-%: ## the checks of issue N at full size (make soak-2)
 	bash scripts/soak-$*.sh
 
 clean: ## remove .venv and everything built
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis notebooks/.ipynb_checkpoints
