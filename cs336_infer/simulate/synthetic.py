@@ -1,7 +1,7 @@
 """Made-up traffic with the statistics of a real trace: conversations of several turns below one system prompt.
 
 Conversations begin at random (Poisson). A turn sends the whole history again: the last prompt, the answer to it, and a
-new message. Then the user thinks and goes on, or not. Lengths and times are drawn from tables of quantiles of the
+new message. Then the user thinks and goes on, or not. Lengths and times are drawn from quantiles near those of the
 Mooncake conversation trace (kvcache-ai/Mooncake, FAST25-release: one hour of chat, 12,031 requests), so that the
 prompts' lengths and what a cache of a given size saves come out as they are there; tests/public/test_traces.py
 states the distances. What is not modelled: bursts, documents shared by several users, hours of the day.
@@ -25,25 +25,25 @@ REQUESTS = 12_031
 """As many as the published trace has in 3,537 s."""
 
 _STARTS_PER_S = 2.26
-_GO_ON_FIRST, _GO_ON_LATER = 0.28, 0.55  # chance of another turn; who has come back once often does again
+_GO_ON_FIRST, _GO_ON_LATER = 0.28, 0.56  # chance of another turn; who has come back once often does again
 _LONGEST = 126_195  # tokens: the context window in the trace
 
 _Table = tuple[tuple[float, float], ...]
 
 _FIRST_PROMPT: _Table = (  # (share of values below, value); between two rows the logarithm is linear
-    (0.0, 891), (0.01, 894), (0.05, 898), (0.10, 908), (0.25, 1490), (0.50, 5989), (0.75, 14358), (0.90, 26499),
-    (0.95, 38594), (0.99, 87203), (0.999, 120636), (1.0, 126195),
+    (0.0, 891), (0.01, 894), (0.05, 898), (0.10, 908), (0.25, 1490), (0.50, 5989), (0.75, 14358), (0.90, 25900),
+    (0.95, 37400), (0.99, 84500), (0.999, 118000), (1.0, 126195),
 )  # fmt: skip
 _ANSWER: _Table = (
-    (0.0, 1), (0.01, 3), (0.05, 10), (0.10, 24), (0.25, 156), (0.50, 350), (0.75, 472), (0.90, 597), (0.95, 698),
+    (0.0, 1), (0.01, 3), (0.05, 10), (0.10, 24), (0.25, 156), (0.50, 358), (0.75, 472), (0.90, 597), (0.95, 698),
     (0.99, 1118), (1.0, 2000),
 )  # fmt: skip
 _MESSAGE: _Table = (
-    (0.0, 1), (0.25, 9), (0.50, 26), (0.75, 356), (0.90, 4194), (0.95, 6921), (0.99, 16705), (1.0, 60000),
+    (0.0, 1), (0.25, 9), (0.50, 26), (0.75, 340), (0.90, 3900), (0.95, 6200), (0.99, 14500), (1.0, 40000),
 )  # fmt: skip
 _THINK_S: _Table = (
-    (0.0, 6), (0.01, 12), (0.05, 27), (0.10, 39), (0.25, 66), (0.50, 123), (0.75, 267), (0.90, 474), (0.95, 606),
-    (0.99, 1455), (1.0, 3000),
+    (0.0, 7), (0.01, 13), (0.05, 30), (0.10, 44), (0.25, 74), (0.50, 138), (0.75, 299), (0.90, 531), (0.95, 679),
+    (0.99, 1630), (1.0, 3360),
 )  # fmt: skip
 
 
