@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from cs336_infer import kv_cli, measure
-from cs336_infer.course import grade_cli
+from cs336_infer.course import grade_options
 from cs336_infer.generate import KV_KINDS, Run
 from cs336_infer.measure.phases import memory_traffic
 from cs336_infer.measure.report import lines, report
@@ -236,8 +236,8 @@ def _parser() -> _Parser:
     doctor.set_defaults(run=_doctor)
 
     grading = commands.add_parser("grade", help="grade submissions of an assignment, each in a sandbox")
-    grade_cli.add_arguments(grading)
-    grading.set_defaults(run=grade_cli.grade)
+    grade_options.add_arguments(grading)
+    grading.set_defaults(run=grade_options.run)
 
     caching = commands.add_parser("kv", help="replay a trace through the KV cache's block manager")
     kv_cli.add_arguments(caching)

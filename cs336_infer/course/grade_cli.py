@@ -17,27 +17,6 @@ from cs336_infer.course.submission import printable
 from cs336_infer.types import check_integer
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="a notebook, a script, or a folder of them")
-    parser.add_argument("--assignment", required=True, help="which one, such as a1")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="results and statistics over the class")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="one row a submission")
-    parser.add_argument("--html", type=Path, metavar="DIR", help="one page a student, without hidden checks")
-    parser.add_argument(
-        "--questions", type=Path, metavar="CSV", help="written answers for a person to grade; a file or a folder for it"
-    )
-    parser.add_argument(
-        "--merge-questions", type=Path, metavar="CSV", help="their points; without PATH, into the --json of before"
-    )
-    parser.add_argument("--jobs", type=int, default=1, help="submissions at a time (default 1)")
-    parser.add_argument("--resume", action="store_true", help="go on where a killed run with the same --json stopped")
-    parser.add_argument("--seed", type=int, default=None, help="of the random inputs (default: a fresh one)")
-    parser.add_argument("--course", type=Path, default=Path("."), metavar="DIR", help="checkout of the course")
-    parser.add_argument(
-        "--unsafe-no-sandbox", action="store_true", help="run without walls: only for code that you wrote yourself"
-    )
-
-
 def grade(args: argparse.Namespace) -> int:
     """Grade, print a line for each submission and write what was asked for. Returns 0 whatever the scores are."""
     check_integer("jobs", args.jobs, 1, 64)

@@ -196,6 +196,11 @@ def test_a_fault_of_the_grader_costs_one_submission_and_is_not_kept(course, tmp_
         grade_class(course, paths)
 
 
+def test_the_command_line_starts_without_what_reads_notebooks() -> None:
+    code = "import sys, cs336_infer.cli; print({'jupytext', 'nbformat', 'jsonschema'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
 def test_a_class_of_300(course, tmp_path, monkeypatch):
     paths, graded = hand_in(tmp_path / "class", 300), []
     monkeypatch.setattr(grading, "grade_one", fake(graded))
