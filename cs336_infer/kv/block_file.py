@@ -61,9 +61,8 @@ def write_block(path: Path, model: bytes, key: bytes, content: bytes, data: memo
     fixed = _FIXED.pack(MAGIC, VERSION, model, key, len(content), len(data), crc) + content
     header = fixed + _CRC.pack(zlib.crc32(fixed))
     temp = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    fd = _create(temp)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # kept as long as this process lives: see `remove_if_stray`
         for part in (memoryview(header), data):
             while part:
                 part = part[os.write(fd, part) :]
@@ -76,6 +75,16 @@ def write_block(path: Path, model: bytes, key: bytes, content: bytes, data: memo
     finally:
         os.close(fd)
     sync_folder(path.parent)
+
+
+def _create(temp: Path) -> int:
+    """A new file, open and locked: as long as this process lives, `remove_if_stray` lets it be."""
+    while True:
+        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            return fd
+        os.close(fd)  # it was removed as a stray between the two lines above
 
 
 def read_block(path: Path, model: bytes, key: bytes, content: bytes, into: memoryview) -> int:

@@ -50,7 +50,7 @@ class HostTier:
         quota: bytes per owner, see `Ledger`.
 
     Attributes:
-        on_evict: called with (key, entry, the block's bytes) before an evicted block's slot is used again.
+        on_evict: called with (key, entry, the block's bytes) before a victim leaves; it must not fail.
     """
 
     def __init__(self, block_bytes: int, budget: int, policy: EvictionPolicy, quota: int | None = None) -> None:
@@ -78,7 +78,8 @@ class HostTier:
             return entry
         begin = time.perf_counter()
         entry = Entry(self.block_bytes, owner, content, checksum(data) if crc is None else crc)
-        if not self.ledger.admit(key, entry, self._leave):
+        save = None if self.on_evict is None else self._save
+        if not self.ledger.admit(key, entry, self._leave, save):
             return None
         try:
             entry.slot = self._take()
@@ -129,9 +130,11 @@ class HostTier:
                 self._free = list(range(end - 1, end - self._chunk - 1, -1))
             return self._free.pop()
 
-    def _leave(self, key: bytes, entry: Entry) -> None:
+    def _save(self, key: bytes, entry: Entry) -> None:
         if self.on_evict is not None:
             self.on_evict(key, entry, self.view(entry))
+
+    def _leave(self, key: bytes, entry: Entry) -> None:
         with self._lock:
             self._free.append(entry.slot)
 

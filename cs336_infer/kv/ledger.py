@@ -1,8 +1,9 @@
 """The books of one tier: which blocks it holds, who is using them, and how many bytes that is.
 
-A block is *arriving* (its bytes are on their way: it counts, but nobody finds it), *ready*, or *leaving* (nobody finds
-it any more, but its bytes are still there, so it still counts). A ready block that somebody reads is pinned, and what
-is pinned does not leave. Host and disk keep the same books; where the bytes are is their own business.
+A block is *arriving* (its bytes are on their way: it counts, but nobody finds it), *ready*, or *leaving* (its bytes are
+still there, so it still counts). A ready block that somebody reads is pinned, and what is pinned does not leave. A
+leaving block that is first saved elsewhere is still found: whoever finds it brings it back. Host and disk keep the
+same books; where the bytes are is their own business.
 
     bytes of arriving + ready + leaving <= budget          at every moment
 """
@@ -63,6 +64,7 @@ class Ledger:
     def __init__(self, budget: int, policy: EvictionPolicy, quota: int | None = None) -> None:
         self.budget, self.policy, self.quota = budget, policy, quota
         self._entries: dict[bytes, Entry] = {}
+        self._saving: dict[bytes, Entry] = {}  # victims that are being saved
         self._bytes = 0
         self._idle = 0  # ready and not pinned
         self._owners: Counter[str] = Counter()
@@ -82,11 +84,18 @@ class Ledger:
         with self._lock:
             return [key for key, entry in self._entries.items() if entry.ready]
 
-    def admit(self, key: bytes, entry: Entry, leave: Callable[[bytes, Entry], None]) -> bool:
+    def admit(
+        self,
+        key: bytes,
+        entry: Entry,
+        leave: Callable[[bytes, Entry], None],
+        save: Callable[[bytes, Entry], None] | None = None,
+    ) -> bool:
         """Count an arriving block, after making room for it.
 
         Args:
             leave: called, without the lock, with each victim; its bytes are gone when it returns.
+            save: called before that, while the victim can still be found.
 
         Returns:
             False when the block is not taken: it is known already, or there is no room and nothing may leave.
@@ -96,7 +105,7 @@ class Ledger:
         """
         while True:
             with self._lock:
-                if key in self._entries:
+                if key in self._entries or key in self._saving:
                     return False
                 over = self.quota is not None and entry.owner and self._owners[entry.owner] + entry.size > self.quota
                 fits = self._bytes + entry.size <= self.budget
@@ -106,8 +115,11 @@ class Ledger:
                 if fits:
                     self._add(key, entry)
                     return True
-                victim = self._victim()
-            self._dismiss(*victim, leave)
+                victim, its = self._victim()
+                if save is not None:
+                    self._saving[victim] = its
+            if save is None or self._save(victim, its, save):
+                self._dismiss(victim, its, leave)
 
     def adopt(self, key: bytes, size: int) -> None:
         """Count a block that is there already, ready and without an owner; the budget is not asked."""
@@ -139,10 +151,13 @@ class Ledger:
     def pin(self, key: bytes, content: bytes | None = None) -> Entry | None:
         """Find a ready block and keep it from leaving; None when there is none, or it has other tokens."""
         with self._lock:
-            entry = self._entries.get(key)
+            entry = self._entries.get(key) or self._saving.get(key)
             if entry is None or not entry.ready or (content and entry.content and entry.content != content):
                 return None
-            if entry.pins == 0:
+            if key in self._saving and key not in self._entries:
+                self._entries[key] = self._saving.pop(key)  # the policy has forgotten it, and hears of it at `unpin`
+                self._stats.evictions -= 1
+            elif entry.pins == 0:
                 self.policy.reused(key)
                 self._idle -= 1
             entry.pins += 1
@@ -216,6 +231,15 @@ class Ledger:
         self._stats.evictions += 1
         self.policy.evicted(key)
         return key, entry
+
+    def _save(self, key: bytes, entry: Entry, save: Callable[[bytes, Entry], None]) -> bool:
+        """False when somebody found the victim meanwhile, so that it stays."""
+        save(key, entry)
+        with self._lock:
+            if self._saving.get(key) is not entry:
+                return False
+            del self._saving[key]
+            return True
 
     def _dismiss(self, key: bytes, entry: Entry, leave: Callable[[bytes, Entry], None]) -> None:
         try:

@@ -181,6 +181,21 @@ def test_files_of_dead_writers_are_swept_and_of_living_ones_are_not(folder: Path
     assert not names[1].exists()
 
 
+def test_a_file_swept_before_it_could_be_locked_is_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier, lock, swept = make(folder), fcntl.flock, []
+
+    def late(fd: int, how: int) -> None:
+        if how == fcntl.LOCK_EX and not swept:  # the writer; the sweeper does not wait for a lock
+            swept.extend(folder.glob("*/.*.tmp"))
+            assert block_file.remove_if_stray(swept[0])
+        lock(fd, how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", late)
+        assert put(tier, 0) == [True]
+    assert len(swept) == 1 and read(tier, 0)
+
+
 def test_a_start_reads_names_and_no_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(make(folder), *range(20))
     monkeypatch.setattr(disk_module, "read_block", None)
