@@ -149,7 +149,7 @@ def _validate(page: Any, address: str, shot: Path) -> str:
     _open(page, address)
     page.get_by_role("button", name="Validate").click()
     dialog = page.locator(".jp-Dialog-content")
-    dialog.wait_for(timeout=120_000)
+    dialog.wait_for(timeout=300_000)
     page.wait_for_timeout(1000)
     page.screenshot(path=shot)
     return dialog.inner_text()
