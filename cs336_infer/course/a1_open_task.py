@@ -7,6 +7,7 @@ here. It is traced where it lives, and its operations, as data, run on fresh inp
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,9 @@ def _trace_{NAME}(inputs, lengths):
     from tracing import trace
     return trace({NAME}, inputs, lengths)
 """
-"""What a grader adds to the cells of a submission; `tracing` lies on the import path of its sandbox."""
+"""What a grader adds to the cells of a submission."""
+FILES = {"tracing.py": Path(tracing.__file__)}
+"""What a grader adds to the import path of its sandbox."""
 
 
 def bytes_moved(decode_attention: Callable[..., Any], seed: int = 0) -> str:

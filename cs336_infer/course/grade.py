@@ -44,12 +44,15 @@ class Course:
 
     Attributes:
         key: changes with the source and the hidden checks: a journal of other checks is not continued.
+        open_task: None, or a module whose `score(ask, seed)` gives what is reported beside the points, as plain values
+            (`CELL` is added to the submission, `FILES` to its import path).
     """
 
     assignment: Assignment
     public: tuple[Check, ...]
     hidden: tuple[Check, ...]
     key: str
+    open_task: Any = None
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -74,9 +77,12 @@ def open_course(root: Path, short: str) -> Course:
     hidden = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hidden)
     public = importlib.import_module(f"cs336_infer.course.{name}")
-    parts = [p.read_bytes() for p in (found[0], hidden_file, Path(str(public.__file__)))]
+    task_name = f"cs336_infer.course.{short}_open_task"
+    task = importlib.import_module(task_name) if importlib.util.find_spec(task_name) else None
+    used = (found[0], hidden_file, *(Path(str(m.__file__)) for m in (public, task) if m))
+    parts = [p.read_bytes() for p in used]
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    return Course(read_assignment(found[0]), checks_of(public), checks_of(hidden), key)
+    return Course(read_assignment(found[0]), checks_of(public), checks_of(hidden), key, task)
 
 
 def grade_one(
@@ -84,15 +90,18 @@ def grade_one(
 ) -> dict[str, Any]:
     """The result of one submission as plain values: score, max_score, checks, problem. Never raises for its content."""
     submission = read_submission(path)
+    task = course.open_task
     with StudentProcess(
-        submission.cells,
+        [*submission.cells, getattr(task, "CELL", "")],
         calls_forbidden={f: e.forbidden for e in course.assignment.exercises for f in e.functions},
         limits=limits,
         sandbox=sandbox,
         stop=stop,
+        files=getattr(task, "FILES", {}),
     ) as student:
         report = run(course.checks, _asking(student, submission), seed=seed)
-    return {"submission": str(path), "problem": submission.problem, **_points(course, report)}
+        beyond = {"open_task": task.score(_asking(student, submission), seed)} if task else {}
+    return {"submission": str(path), "problem": submission.problem, **_points(course, report), **beyond}
 
 
 def _asking(student: StudentProcess, submission: Submission) -> Callable[..., Any]:
