@@ -31,9 +31,13 @@ CONFIG = '''\
 """Settings of nbgrader 0.9.6 for this course. Written by `make release NBGRADER=1`: yours go into nbgrader_local.py."""
 
 import os
+import sys
 from pathlib import Path
 
 from cs336_infer.course import nbgrader_fair
+
+# nbgrader starts `alembic`, which lies beside it, by its bare name.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 here = Path(__file__).resolve().parent
 os.environ["CS336_INFER_HIDDEN_CHECKS"] = str(here / "hidden")  # read by the check cells, in the kernels started here
@@ -154,10 +158,12 @@ def write(root: Path, sources: Iterable[Path], folder: Path) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cs336_infer.course.nbgrader_export", description="For nbgrader.")
+    parser.add_argument("folders", nargs="*", type=Path, help="solutions/aN_slug; all of solutions/ when none is named")
     parser.add_argument("--to", type=Path, default=Path("dist/nbgrader"), metavar="DIR", help="default dist/nbgrader")
     args = parser.parse_args(argv)
     try:
-        names = write(Path("."), release.sources_in(Path("solutions")), args.to)
+        sources = [f / f"{f.resolve().name}.py" for f in args.folders] or release.sources_in(Path("solutions"))
+        names = write(Path("."), sources, args.to)
     except InferError as error:
         print(f"nbgrader export: {error}", file=sys.stderr)
         return 1

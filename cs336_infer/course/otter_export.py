@@ -144,10 +144,12 @@ def _run(command: list[str], folder: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cs336_infer.course.otter_export", description="For Gradescope.")
+    parser.add_argument("folders", nargs="*", type=Path, help="solutions/aN_slug; all of solutions/ when none is named")
     parser.add_argument("--to", type=Path, default=Path("dist/otter"), metavar="DIR", help="default dist/otter")
     args = parser.parse_args(argv)
     root = Path(".")
-    bar = tqdm(release.sources_in(root / "solutions"), disable=None, unit="zip")
+    sources = [f / f"{f.resolve().name}.py" for f in args.folders] or release.sources_in(root / "solutions")
+    bar = tqdm(sources, disable=None, unit="zip")
     try:
         with tempfile.TemporaryDirectory() as place:
             wheel = make_wheel(root, Path(place))
