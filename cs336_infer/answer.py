@@ -38,7 +38,9 @@ class Answer:
             done.ttft_s = elapsed
         else:
             done.tpot_s = (elapsed - done.ttft_s) / (len(done.token_ids) - 1)
-        text = "" if token in self._eos else self._stops.push(self._detokenizer.push(token))
+        text = "" if token in self._eos else self._detokenizer.push(token)
+        if len(done.token_ids) > self.params.min_tokens:
+            text = self._stops.push(text)
         done.finish_reason = self._finish_reason(token)
         if done.finish_reason is not None and self._stops.matched is None:
             text += self._stops.push(self._detokenizer.flush())

@@ -1,4 +1,4 @@
-"""The command line: `cs336-infer generate | measure | models | doctor | grade | kv`. Every command takes `--json`."""
+"""The command line: `cs336-infer generate | serve | measure | models | doctor | grade | kv`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from cs336_infer import kv_cli, measure
+from cs336_infer import kv_cli, measure, serve_cli
 from cs336_infer.course import grade_options
 from cs336_infer.generate import KV_KINDS, Run
 from cs336_infer.measure.phases import memory_traffic
@@ -221,6 +221,11 @@ def _parser() -> _Parser:
     generate.add_argument("--kv", choices=KV_KINDS, default=KV_KINDS[0], help="KV cache, or none")
     _model_options(generate)
     generate.set_defaults(run=_generate)
+
+    serving = commands.add_parser("serve", help="an OpenAI-compatible server for one model")
+    serve_cli.add_arguments(serving)
+    _model_options(serving)
+    serving.set_defaults(run=lambda args: serve_cli.serve(args, _load))
 
     measuring = commands.add_parser("measure", help="this machine's ceilings, and how near both phases come")
     measuring.add_argument("--prompt-tokens", type=int, default=512)

@@ -81,6 +81,8 @@ class Run:
         if not ids:
             raise InvalidRequest("no prompt was given")
         params = as_params(params, len(ids))
+        if any(p.logprobs is not None for p in params):
+            raise InvalidRequest("logprobs are reported by LLM, not by generate and stream")
         path = model.describe_path(kv if isinstance(kv, str) else getattr(kv, "__name__", "own"))
         path += f" sampler={getattr(sampler, '__name__', 'own')}" if sampler else ""
         self._started = False
@@ -101,6 +103,7 @@ class Run:
             [row.params for row in self.rows],
             [row.completion.prompt_token_ids for row in self.rows],
             self.model.config.vocab_size,
+            self.model.tokenizer.eos_ids,
         )
         feed = tokens
         while True:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from cs336_infer.distribution import probabilities
-from cs336_infer.types import NonFiniteLogits, SamplingParams
+from cs336_infer.types import InvalidRequest, NonFiniteLogits, SamplingParams
 
 NEG_INF = float("-inf")
 
@@ -21,11 +21,22 @@ class Sampler:
         params: one per row.
         prompts: token ids per row; the repetition penalty looks at them.
         vocab_size: width of the logits.
+        eos_ids: tokens that end an answer; `min_tokens` keeps them away.
+
+    Raises:
+        InvalidRequest: a token id of `logit_bias` is not in the vocabulary.
     """
 
-    def __init__(self, params: Sequence[SamplingParams], prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
-        self.rows = [_Row(p, ids, vocab_size) for p, ids in zip(params, prompts, strict=True)]
-        self._plain = all(p.greedy and not p.has_penalties for p in params)
+    def __init__(
+        self,
+        params: Sequence[SamplingParams],
+        prompts: Sequence[Sequence[int]],
+        vocab_size: int,
+        eos_ids: Iterable[int] = (),
+    ) -> None:
+        eos = torch.tensor(sorted(eos_ids), dtype=torch.long)
+        self.rows = [_Row(p, ids, vocab_size, eos) for p, ids in zip(params, prompts, strict=True)]
+        self._plain = all(p.greedy and not p.changes_logits for p in params)
 
     def __call__(self, logits: torch.Tensor) -> list[int]:
         """logits: float32 [batch, vocab]. Returns one id per row, and remembers it for the penalties.
@@ -47,8 +58,13 @@ class Sampler:
 
 
 class _Row:
-    def __init__(self, params: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
-        self.params = params
+    def __init__(self, params: SamplingParams, prompt: Sequence[int], vocab_size: int, eos: torch.Tensor) -> None:
+        self.params, self.eos, self.produced = params, eos, 0
+        bias = params.logit_bias or {}
+        if bias and max(bias) >= vocab_size:
+            raise InvalidRequest(f"token id {max(bias)} of logit_bias is not in the vocabulary of {vocab_size}")
+        self.biased = torch.tensor(list(bias), dtype=torch.long)
+        self.bias = torch.tensor(list(bias.values()), dtype=torch.float32)
         self.generator = torch.Generator()
         if params.seed is None:
             self.generator.seed()
@@ -60,6 +76,10 @@ class _Row:
             self.counts = torch.zeros(vocab_size)
 
     def next(self, logits: torch.Tensor) -> int:
+        if self.params.logit_bias:
+            logits = logits.index_add(0, self.biased, self.bias)
+        if self.produced < self.params.min_tokens:
+            logits = logits.index_fill(0, self.eos, NEG_INF)
         if self.params.has_penalties:
             logits = apply_penalties(logits, self.seen, self.counts, self.params)
         token = int(logits.argmax()) if self.params.greedy else draw(probabilities(logits, self.params), self.generator)
@@ -67,6 +87,7 @@ class _Row:
         return token
 
     def remember(self, token: int) -> None:
+        self.produced += 1
         if self.params.has_penalties:
             self.seen[token] = True
             self.counts[token] += 1

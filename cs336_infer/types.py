@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -60,6 +60,11 @@ class SamplingParams:
             float32; in bfloat16 the batch size itself moves the logits a little). None draws a fresh one.
         stop: strings that end the text; the match itself is not part of the output.
         ignore_eos: keep going past end-of-sequence tokens (for benchmarks).
+        min_tokens: tokens to produce before an end-of-sequence token may be chosen or a stop string may end the text,
+            0 <= min_tokens <= max_tokens. Stop strings are looked for in the text that comes after.
+        logit_bias: token id -> number from -100 to 100 that is added to its logit before everything else.
+        logprobs: report the log-probability of each chosen token and of so many most probable ones, 0 to 20; of the
+            model's own distribution, before bias, penalties and temperature. None reports nothing. `LLM` only.
     """
 
     max_tokens: int = 128
@@ -73,6 +78,9 @@ class SamplingParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    logit_bias: Mapping[int, float] | None = None
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         check_integer("max_tokens", self.max_tokens, 1, None)
@@ -86,6 +94,14 @@ class SamplingParams:
         check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "a number from -2 to 2")
         if self.seed is not None:
             check_integer("seed", self.seed, 0, 2**64 - 1)
+        check_integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if self.logprobs is not None:
+            check_integer("logprobs", self.logprobs, 0, 20)
+        if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequest(f"logit_bias must map token ids to numbers, not {short(self.logit_bias)}")
+        for token, bias in (self.logit_bias or {}).items():
+            check_integer("a token id of logit_bias", token, 0, None)
+            check_number(f"logit_bias of token {token}", bias, -100.0, 100.0, "a number from -100 to 100")
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequest(f"ignore_eos must be True or False, not {short(self.ignore_eos)}")
         if not isinstance(self.stop, str | list | tuple):
@@ -105,6 +121,11 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
+    @property
+    def changes_logits(self) -> bool:
+        """Whether the token is chosen from other logits than the model's."""
+        return self.has_penalties or bool(self.logit_bias) or self.min_tokens > 0
+
 
 @dataclass(frozen=True)
 class TokenEvent:
@@ -119,6 +140,16 @@ class TokenEvent:
     text: str
     finish_reason: FinishReason | None = None
     stop_reason: str | None = None  # the stop string that matched
+    logprobs: TokenLogprobs | None = None  # where they were asked for
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural logarithms of the model's probabilities at one position."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the most probable tokens, as many as were asked for
 
 
 @dataclass
@@ -137,6 +168,7 @@ class Completion:
     tpot_s: float = math.nan  # mean time per output token after the first; nan when there was only one
     path: str = ""  # which rung produced it
     cached_tokens: int = 0  # tokens of the prompt whose keys and values were found and not computed
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token, where they were asked for
     error: str | None = None  # one line, with the finish reason "error"
 
 

@@ -17,7 +17,17 @@ from cs336_infer.engine.scheduler import OutOfCapacity, Scheduler
 from cs336_infer.engine.sequence import Sequence
 from cs336_infer.kv.manager import KVManager
 from cs336_infer.models.load import LoadedModel
-from cs336_infer.types import FinishReason, InferError, NonFiniteLogits, SamplingParams, TokenEvent
+from cs336_infer.types import FinishReason, InferError, NonFiniteLogits, SamplingParams, TokenEvent, TokenLogprobs
+
+
+def logprobs_of(logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
+    """Of the chosen token and the `count` most probable ones, from float32 logits [vocab]."""
+    logs = logits.log_softmax(-1)
+    best = logs.topk(min(count, len(logs)))
+    return TokenLogprobs(
+        token, float(logs[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    )
+
 
 NO_TOKEN = -1  # of the event of a sequence that ended without choosing one
 
@@ -55,9 +65,7 @@ class Engine:
             InvalidRequest: max_tokens exceeds the context.
             OutOfCapacity: the prompt does not fit into KV memory, even alone.
         """
-        slots = self.kv.memory.block_size * self.kv.pool.total
-        if len(ids) > slots:
-            raise OutOfCapacity(f"the prompt has {len(ids)} tokens, the engine's KV memory holds {slots}")
+        self._check_capacity(ids)
         seeds = [None if params.seed is None else (params.seed + i) % 2**64 for i in range(n)]
         first, *others = [self._sequence(ids, replace(params, seed=seed), root) for seed in seeds]
         first.forks = others
@@ -65,6 +73,11 @@ class Engine:
             sequence.priority = priority
         self.scheduler.add(first)
         return [first, *others]
+
+    def check(self, ids: list[int], params: SamplingParams) -> None:
+        """Raise what `add` would raise. May be called from any thread."""
+        self._check_capacity(ids)
+        Sequence(-1, self.model, ids, params, b"", "")
 
     def fork(self, sequence: Sequence, params: SamplingParams) -> Sequence:
         """A second answer that goes on from where `sequence` is, with its own parameters and random numbers.
@@ -81,8 +94,19 @@ class Engine:
         return child
 
     def cancel(self, sequence: Sequence) -> None:
-        """End it now, whatever it does; its blocks are free at once. One that has ended stays as it is."""
-        self._end(sequence, FinishReason.CANCELLED)
+        """Somebody gave up on it: its blocks are free at once."""
+        self.end(sequence, FinishReason.CANCELLED)
+
+    def end(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End it now for this reason; one that has ended stays as it is."""
+        if sequence.ended:
+            return
+        sequence.completion.finish_reason = reason
+        heirs = [c for c in sequence.forks if not c.ended]
+        if heirs:  # the other answers to the prompt still want it
+            heirs[0].forks, sequence.forks = heirs[1:], []
+            self.scheduler.add(heirs[0])
+        self.scheduler.drop(sequence)
 
     def step(self) -> list[TokenEvent]:
         """One forward pass, if there is anybody to run.
@@ -111,6 +135,11 @@ class Engine:
             events += [self._choose(s, row) for s in (sequence, *children)]
         return events
 
+    def _check_capacity(self, ids: list[int]) -> None:
+        slots = self.kv.memory.block_size * self.kv.pool.total
+        if len(ids) > slots:
+            raise OutOfCapacity(f"the prompt has {len(ids)} tokens, the engine's KV memory holds {slots}")
+
     def _sequence(self, ids: list[int], params: SamplingParams, root: bytes) -> Sequence:
         self._numbers += 1
         return Sequence(self._numbers - 1, self.model, ids, params, root, self.path)
@@ -127,21 +156,15 @@ class Engine:
         except NonFiniteLogits as error:
             return self._fail(sequence, error)
         event = sequence.answer.accept(sequence.number, token, time.perf_counter() - sequence.arrived)
+        if sequence.params.logprobs is not None:
+            logprobs = logprobs_of(logits, token, sequence.params.logprobs)
+            sequence.completion.logprobs.append(logprobs)
+            event = replace(event, logprobs=logprobs)
         if sequence.ended:
             self.scheduler.drop(sequence)
         return event
 
     def _fail(self, sequence: Sequence, error: InferError) -> TokenEvent:
         sequence.completion.error = str(error)
-        self._end(sequence, FinishReason.ERROR)
+        self.end(sequence, FinishReason.ERROR)
         return TokenEvent(sequence.number, NO_TOKEN, "", FinishReason.ERROR)
-
-    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        if sequence.ended:
-            return
-        sequence.completion.finish_reason = reason
-        heirs = [c for c in sequence.forks if not c.ended]
-        if heirs:  # the other answers to the prompt still want it
-            heirs[0].forks, sequence.forks = heirs[1:], []
-            self.scheduler.add(heirs[0])
-        self.scheduler.drop(sequence)

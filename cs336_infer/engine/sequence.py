@@ -35,7 +35,7 @@ class Sequence:
         self.arrived = time.perf_counter()
         self.completion = Completion(ids, path=path)
         self.answer = Answer(model, ids, params, self.completion)
-        self.sampler = Sampler([params], [ids], model.config.vocab_size)
+        self.sampler = Sampler([params], [ids], model.config.vocab_size, model.tokenizer.eos_ids)
         self.kv: SequenceKV | None = None
         self.forks: list[Sequence] = []
         self.priority = 0

