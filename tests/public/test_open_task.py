@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from cs336_infer.course import wire
 from cs336_infer.course.ask import AskError
 from cs336_infer.course.assignment import Role, read_assignment
 from cs336_infer.course.program import Limits, ProgramError, run
+from cs336_infer.course.questions import StudentProcess
 from cs336_infer.course.tracing import MAX_CONSTANT, TraceError, trace
 from cs336_infer.measure.traffic import count
 from cs336_infer.types import InferError
@@ -230,3 +234,10 @@ def test_a_trace_cannot_say_what_it_moves():
 def test_the_tracer_needs_nothing_of_ours():
     text = Path(sys.modules["cs336_infer.course.tracing"].__file__).read_text()
     assert "cs336_infer" not in text and Limits().ops >= 5000
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="no bubblewrap: the grader needs it")
+def test_a_submission_is_traced_in_its_sandbox():
+    source = textwrap.dedent(inspect.getsource(grouped)).replace("def grouped", f"def {task.NAME}")
+    with StudentProcess(["import torch", source, task.CELL], files=task.FILES) as student:
+        assert task.score(student.ask, 3) == score(grouped)
