@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cs336_infer.models.load import LoadedModel
 from cs336_infer.text import StopStrings, StreamDetokenizer
+from cs336_infer.text.loops import LoopDetector
 from cs336_infer.types import Completion, FinishReason, InvalidRequest, SamplingParams, TokenEvent
 
 
@@ -29,6 +30,7 @@ class Answer:
         self._eos = frozenset() if params.ignore_eos else model.tokenizer.eos_ids
         self._detokenizer = StreamDetokenizer(model.tokenizer)
         self._stops = StopStrings(params.stop)
+        self._loops = None if params.loops is None else LoopDetector(params.loops)
 
     def accept(self, index: int, token: int, elapsed: float) -> TokenEvent:
         """Take the next token, `elapsed` seconds after the start, and say what may be shown of it."""
@@ -57,6 +59,8 @@ class Answer:
             return FinishReason.STOP
         if token in self._eos:
             return FinishReason.EOS
+        if self._loops is not None and self._loops.push(token) is not None:
+            return FinishReason.LOOP
         if len(self.completion.token_ids) < self.room:
             return None
         return FinishReason.LENGTH if self.room == self.params.max_tokens else FinishReason.CONTEXT

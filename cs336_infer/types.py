@@ -36,8 +36,26 @@ class FinishReason(StrEnum):
     STOP = "stop"  # one of the caller's stop strings appeared
     LENGTH = "length"  # `max_tokens` were produced
     CONTEXT = "context"  # the model's context window is full
+    LOOP = "loop"  # it repeated itself (`SamplingParams.loops`)
     CANCELLED = "cancelled"  # the caller gave up on it
     ERROR = "error"  # it could not be finished; `Completion.error` says why
+
+
+@dataclass(frozen=True)
+class LoopRule:
+    """When repetition at the end of an answer is a doom loop: at least `min_tokens` tokens in a row that consist of at
+    least `min_copies` copies of a unit of `min_period` to `max_period` tokens."""
+
+    max_period: int = 64
+    min_period: int = 1
+    min_copies: int = 4
+    min_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        check_integer("min_period", self.min_period, 1, 2048)
+        check_integer("max_period", self.max_period, self.min_period, 2048)
+        check_integer("min_copies", self.min_copies, 2, 1024)
+        check_integer("min_tokens", self.min_tokens, 1, 1 << 20)
 
 
 @dataclass(frozen=True)
@@ -65,6 +83,7 @@ class SamplingParams:
         logit_bias: token id -> number from -100 to 100 that is added to its logit before everything else.
         logprobs: report the log-probability of each chosen token and of so many most probable ones, 0 to 20; of the
             model's own distribution, before bias, penalties and temperature. None reports nothing. `LLM` only.
+        loops: end the answer when it repeats itself by this rule; None lets it go on.
     """
 
     max_tokens: int = 128
@@ -81,6 +100,7 @@ class SamplingParams:
     min_tokens: int = 0
     logit_bias: Mapping[int, float] | None = None
     logprobs: int | None = None
+    loops: LoopRule | None = None
 
     def __post_init__(self) -> None:
         check_integer("max_tokens", self.max_tokens, 1, None)
@@ -97,6 +117,8 @@ class SamplingParams:
         check_integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         if self.logprobs is not None:
             check_integer("logprobs", self.logprobs, 0, 20)
+        if self.loops is not None and not isinstance(self.loops, LoopRule):
+            raise InvalidRequest(f"loops must be a LoopRule, not {short(self.loops)}")
         if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
             raise InvalidRequest(f"logit_bias must map token ids to numbers, not {short(self.logit_bias)}")
         for token, bias in (self.logit_bias or {}).items():

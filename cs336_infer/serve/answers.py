@@ -15,6 +15,7 @@ FINISH = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.CONTEXT: "length",
+    FinishReason.LOOP: "repetition",
     FinishReason.ERROR: "error",
     FinishReason.CANCELLED: "abort",
 }
