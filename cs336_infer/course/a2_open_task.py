@@ -79,7 +79,7 @@ class ByMessage:
 
     def __init__(self, ask: Ask, blocks: int) -> None:
         self._ask, self._events = ask, [["begin", blocks]]
-        self._wanted, self._chosen, self.messages = 0, [], 0
+        self._wanted, self._named, self.messages = 0, [], 0
 
     def expect(self, victims: int) -> None:
         """So many will be asked for in a row."""
@@ -95,13 +95,13 @@ class ByMessage:
         """Only victims leave here, and their side knows those."""
 
     def victim(self) -> Key:
-        if not self._chosen:
+        if not self._named:
             answer = self._ask("answer", self._events, self._wanted)
             self._events, self.messages = [], self.messages + 1
             if type(answer) is not list or len(answer) != self._wanted or any(type(key) is not int for key in answer):
                 raise PolicyError(f"{self._wanted} victims were asked for, the answer is {short(answer)}")
-            self._chosen = answer[::-1]
-        return self._chosen.pop()
+            self._named = answer[::-1]
+        return self._named.pop()
 
 
 def _replay(requests: Sequence[TraceRequest], policy: ByMessage) -> float:

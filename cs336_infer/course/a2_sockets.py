@@ -121,7 +121,8 @@ class _Watched:
         block = self.pool.found_at.get(key)
         if block is None or self.pool.refs(block):
             state = "not in the cache" if block is None else "in use"
-            raise PolicyError(f"{type(self.policy).__name__} chose block {short(key)}, which is {state}")
+            who = type(self.policy).__name__
+            raise PolicyError(f"{who} chose block {short(key)}, which is {state}")
         if self.pool.on_evict is not None:
             self.pool.on_evict(block, key)
         return key
@@ -198,13 +199,13 @@ class PluggedPool:
 
     def allocate(self, count: int) -> list[int]:
         """`count` blocks that nobody uses, one user each."""
-        from cs336_infer.kv.pool import OutOfBlocks
+        from cs336_infer.kv import pool
 
         try:
             got = list(self._cache.allocate(count))
         except Exception as error:
             if type(error).__name__ == "OutOfBlocks":  # the class of the notebook
-                raise OutOfBlocks(str(error)) from None
+                raise pool.OutOfBlocks(str(error)) from None
             raise
         if len(got) != count or len(set(got)) != count:
             raise InferError(f"PrefixCache.allocate({count}) gave {short(got)}")

@@ -1,8 +1,7 @@
-"""Hidden checks of assignment 2: random histories against models that are slow on purpose, and histories that broke
-real engines.
+"""Hidden checks of assignment 2: random histories against models that are slow on purpose, and some that broke engines.
 
-Models name blocks by numbers of their own; which free block a submission takes is its own choice, and a map from the
-model's blocks to the submission's is kept. The open task is in `cs336_infer.course.a2_open_task`.
+A model names blocks by numbers of its own; which free block a submission takes is the submission's choice, so a map
+from the one to the other is kept. The open task is in `cs336_infer.course.a2_open_task`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 from cs336_infer.course.a2_kv_cache import FULL, answers, fill
 from cs336_infer.course.checks import Ask, check, expect_equal, fail
 
-# 1. Blocks with several owners ----------------------------------------------------------------------------------------
+# Exercise 1: Blocks with several owners -----------------------------------------------------------
 
 
 class Owners:
@@ -164,7 +163,7 @@ def one_short(ask: Ask, rng: np.random.Generator) -> None:
     follow_allocator(ask, 2 + spare, size, history)
 
 
-# 2. Names of blocks ---------------------------------------------------------------------------------------------------
+# Exercise 2: Names of blocks ----------------------------------------------------------------------
 
 WORDS = ["SmolLM2", "", "a,b", 'say "x"', "1", "null", "한국어", "🙂", "back\\slash"]
 
@@ -232,7 +231,7 @@ def other_beginnings(ask: Ask, rng: np.random.Generator) -> None:
         fail("the first token of the prompt is another one, and block 1 has the same key")
 
 
-# 3. What is a hit? ----------------------------------------------------------------------------------------------------
+# Exercise 3: What is a hit? -----------------------------------------------------------------------
 
 
 def hits_by_definition(tokens: list[int], size: int, keys: list[str], cached: dict[str, list[Any]]) -> list[int]:
@@ -302,7 +301,7 @@ def one_left(ask: Ask, rng: np.random.Generator) -> None:
     expect_hits(ask, [], 4, [], {}, "blocks found of an empty prompt")
 
 
-# 4. A cache that gives up the right block -----------------------------------------------------------------------------
+# Exercise 4: A cache that gives up the right block ------------------------------------------------
 
 
 class Cache:
@@ -494,7 +493,7 @@ def forks_counted(ask: Ask, rng: np.random.Generator) -> None:
     follow_cache(ask, n + 1, [*history, ["allocate", "d", n + 1], ["release", "d"]])
 
 
-# 5. Tiers below the device --------------------------------------------------------------------------------------------
+# Exercise 5: Tiers below the device ---------------------------------------------------------------
 
 
 class Shelves:
