@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from cs336_infer.course.checks import Ask, check, expect_close, expect_equal, expect_shape, fail, make_check
+from cs336_infer.course.checks import Ask, check, expect_close, expect_equal, expect_shape, fail, listed, make_check
 
 check_public = make_check(__name__)
 
@@ -87,4 +87,4 @@ def top_p_by_hand(ask: Ask, rng: np.random.Generator) -> None:
 def cost_on_paper(ask: Ask, rng: np.random.Generator) -> None:
     shape = {"layers": 1, "hidden": 2, "heads": 1, "kv_heads": 1, "head_dim": 2, "intermediate": 3, "vocab": 5}
     got = ask("decode_step_cost", **shape, batch=1, context=0, bytes_per_number=2)
-    expect_equal(list(got), [96, 108], what="(FLOPs, bytes)")
+    expect_equal(listed(got), [96, 108], what="(FLOPs, bytes)")

@@ -28,13 +28,13 @@ from typing import Any
 import numpy as np
 
 from cs336_infer.course.ask import LONGEST, NOT_DONE, Ask, AskError, describe, globals_of, local_ask, one_line
-from cs336_infer.course.expect import CheckFailed, expect_close, expect_equal, expect_shape, fail
+from cs336_infer.course.expect import CheckFailed, expect_close, expect_equal, expect_shape, fail, listed
 from cs336_infer.types import InferError
 
 __all__ = [
     "ALL_PASSED", "NOT_DONE", "Ask", "AskError", "Check", "CheckDeclarationError", "CheckFailed", "NotPassed",
     "Outcome", "Report", "Result", "check", "checks_of", "expect_close", "expect_equal", "expect_shape", "fail",
-    "local_ask", "make_check", "notebook_check", "run",
+    "listed", "local_ask", "make_check", "notebook_check", "run",
 ]  # fmt: skip
 
 CheckFunction = Callable[[Ask, np.random.Generator], None]

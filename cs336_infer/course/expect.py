@@ -30,6 +30,11 @@ def fail(message: str, *, share: float = 0.0) -> NoReturn:
     raise CheckFailed(message, share)
 
 
+def listed(got: Any) -> Any:
+    """A tuple as a list, for comparing; everything else as it is."""
+    return list(got) if isinstance(got, tuple) else got
+
+
 def expect_close(got: Any, want: Any, *, what: str, rtol: float | None = None, atol: float | None = None) -> None:
     """Fail unless `got` has the shape, the dtype and, to a tolerance, the values of `want`.
 

@@ -38,7 +38,7 @@ from cs336_infer.course.a1_prefill_decode import check_public
 # On paper first: which pairs turn fast, which slowly? What does a position do to a head of size 2?
 
 
-# %% nbgrader={"schema_version": 3, "grade_id": "rope", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 2, "importance": 4, "minutes": 20, "gpu": false, "forbidden": ["apply_rope"]}
+# %% nbgrader={"schema_version": 3, "grade_id": "rope", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 2, "importance": 4, "minutes": 20, "gpu": false, "forbidden": ["apply_rope", "transformers"]}
 def rope(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
     """Rotate every head by the positions of its tokens.
 
@@ -73,7 +73,7 @@ check_public(rope)
 # Rows of a batch may be padded on the left: row `b` begins at position `starts[b]`.
 
 
-# %% nbgrader={"schema_version": 3, "grade_id": "causal_attention", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 3, "importance": 5, "minutes": 35, "gpu": false, "forbidden": ["scaled_dot_product_attention", "MultiheadAttention", "flex_attention"]}
+# %% nbgrader={"schema_version": 3, "grade_id": "causal_attention", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 3, "importance": 5, "minutes": 35, "gpu": false, "forbidden": ["scaled_dot_product_attention", "MultiheadAttention", "flex_attention", "transformers"]}
 def causal_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -114,7 +114,7 @@ check_public(causal_attention)
 # NaN. Reading one of them is the mistake behind some of the strangest production failures.
 
 
-# %% nbgrader={"schema_version": 3, "grade_id": "cached_attention", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 3, "importance": 5, "minutes": 30, "gpu": false, "forbidden": ["scaled_dot_product_attention", "MultiheadAttention", "flex_attention", "ContiguousKV"]}
+# %% nbgrader={"schema_version": 3, "grade_id": "cached_attention", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 3, "importance": 5, "minutes": 30, "gpu": false, "forbidden": ["scaled_dot_product_attention", "MultiheadAttention", "flex_attention", "transformers", "ContiguousKV"]}
 def cached_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -155,7 +155,7 @@ check_public(cached_attention)
 # probable one. What remains sums to 1 again.
 
 
-# %% nbgrader={"schema_version": 3, "grade_id": "next_token_distribution", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 2, "importance": 3, "minutes": 25, "gpu": false, "forbidden": ["TopPLogitsWarper", "MinPLogitsWarper", "probabilities"]}
+# %% nbgrader={"schema_version": 3, "grade_id": "next_token_distribution", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 2, "importance": 3, "minutes": 25, "gpu": false, "forbidden": ["transformers", "probabilities"]}
 def next_token_distribution(logits: torch.Tensor, temperature: float, top_p: float, min_p: float) -> torch.Tensor:
     """Probabilities of the next token.
 
@@ -190,7 +190,7 @@ check_public(next_token_distribution)
 # read once, as the head.
 
 
-# %% nbgrader={"schema_version": 3, "grade_id": "decode_step_cost", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 3, "importance": 4, "minutes": 30, "gpu": false, "forbidden": ["cs336_infer.measure", "FlopCounterMode"]}
+# %% nbgrader={"schema_version": 3, "grade_id": "decode_step_cost", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 3, "importance": 4, "minutes": 30, "gpu": false, "forbidden": ["cs336_infer.measure", "FlopCounterMode", "transformers"]}
 def decode_step_cost(
     layers: int,
     hidden: int,

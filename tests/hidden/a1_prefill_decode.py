@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cs336_infer.course.a1_prefill_decode import tensor
-from cs336_infer.course.checks import Ask, check, expect_close, expect_equal, fail
+from cs336_infer.course.checks import Ask, check, expect_close, expect_equal, expect_shape, fail, listed
 
 
 def rope_by_definition(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
@@ -101,10 +101,16 @@ def rope_theta(ask: Ask, rng: np.random.Generator) -> None:
 @check("rope", points=1, title="products of rotated vectors depend on the distance only")
 def rope_relative(ask: Ask, rng: np.random.Generator) -> None:
     x, shift = tensor(rng, 1, 1, 2, 16), int(rng.integers(1, 50))
-    products = []
+    turned = []
     for first in (0, shift):
-        a, b = ask("rope", x, torch.tensor([[first, first + 7]]), 1e4)[0, 0]
-        products.append(a @ b)
+        got = ask("rope", x, torch.tensor([[first, first + 7]]), 1e4)
+        expect_shape(got, (1, 1, 2, 16), what="rope")
+        turned.append(torch.as_tensor(got)[0, 0].double())
+    if not torch.isfinite(torch.stack(turned)).all():
+        fail("a rotated vector is not finite")
+    if (turned[0] - turned[1]).abs().max() < 1e-3:
+        fail(f"the vectors are the same after a shift of {shift}: a position must turn them")
+    products = [a @ b for a, b in turned]
     expect_close(products[1], products[0], what=f"the product after a shift of {shift}", rtol=1e-3, atol=1e-3)
 
 
@@ -215,13 +221,13 @@ def _distribution(ask: Ask, logits: torch.Tensor, temperature: float, top_p: flo
 @check("decode_step_cost", points=2, title="a model of random shape")
 def any_shape(ask: Ask, rng: np.random.Generator) -> None:
     shape = _shape(rng, batch=1, context=int(rng.integers(0, 500)))
-    expect_equal(list(ask("decode_step_cost", **shape)), list(cost_by_definition(**shape)), what="(FLOPs, bytes)")
+    expect_equal(listed(ask("decode_step_cost", **shape)), list(cost_by_definition(**shape)), what="(FLOPs, bytes)")
 
 
 @check("decode_step_cost", points=2, title="a batch shares the weights and nothing else")
 def batched(ask: Ask, rng: np.random.Generator) -> None:
     shape = _shape(rng, batch=int(rng.integers(2, 20)), context=int(rng.integers(1, 500)))
-    expect_equal(list(ask("decode_step_cost", **shape)), list(cost_by_definition(**shape)), what="(FLOPs, bytes)")
+    expect_equal(listed(ask("decode_step_cost", **shape)), list(cost_by_definition(**shape)), what="(FLOPs, bytes)")
 
 
 def _shape(rng: np.random.Generator, *, batch: int, context: int) -> dict[str, int]:
