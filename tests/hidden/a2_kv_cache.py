@@ -23,8 +23,8 @@ class Owners:
 
     def __init__(self, total: int, size: int) -> None:
         self.total, self.size, self.made = total, size, 0
-        self.tables: dict[str, list[int]] = {}
         self.tokens: dict[str, int] = {}
+        self.tables: dict[str, list[int]] = dict[str, list[int]]()
 
     def users(self, block: int) -> int:
         return sum(table.count(block) for table in self.tables.values())
@@ -344,7 +344,7 @@ class Cache:
         return first
 
     def share(self, name: str, child: str) -> None:
-        self.held[child] = list(self.held[name])
+        self.held[child] = [*self.held[name]]
 
     def release(self, name: str) -> None:
         for block in reversed(self.held.pop(name)):

@@ -95,14 +95,14 @@ class Books:
 
 @noisy
 def run_allocator(num_blocks, block_size, operations):
-    books, results = Books(num_blocks, block_size), []
+    books, said = Books(num_blocks, block_size), []
     for verb, *rest in operations:
         try:
             out = getattr(books, verb)(*rest)
         except OutOfBlocks:
             out = "out of blocks"
-        results.append(list(out) if isinstance(out, (list, tuple)) else out)
-    return results
+        said.append(list(out) if isinstance(out, (list, tuple)) else out)
+    return said
 
 
 # %%
@@ -240,14 +240,14 @@ def run_tiers(device, host, disk, operations):
                 key = leaving
             level += 1
 
-    results = []
+    answers = []
     for verb, *rest in operations:
         if verb == "fail":
-            results.append(broken.add(rest[0]))
+            answers.append(broken.add(rest[0]))
         elif verb == "repair":
-            results.append(broken.discard(rest[0]))
+            answers.append(broken.discard(rest[0]))
         elif verb == "where":
-            results.append({n: sorted(k for k, at in place.items() if at == i) for i, n in enumerate(names)})
+            answers.append({n: sorted(k for k, at in place.items() if at == i) for i, n in enumerate(names)})
         else:
             (keys,) = rest
             said, hit = [], True
@@ -257,5 +257,5 @@ def run_tiers(device, host, disk, operations):
             for key in keys[:device][::-1]:
                 place.pop(key, None)
                 down(key, 0, set(keys))
-            results.append(said)
-    return results
+            answers.append(said)
+    return answers
