@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cs336_infer.kv import pool as pools
 from cs336_infer.kv.paged import PagedKV, PagedStep, Row
+
+if TYPE_CHECKING:
+    from cs336_infer.kv.tiers import Tiers
 
 
 @dataclass
@@ -28,7 +31,7 @@ class SequenceKV:
 class KVManager:
     """KV memory for many sequences."""
 
-    def __init__(self, memory: PagedKV, *, tiers: Any = None, write: str = "through", **pool: Any) -> None:
+    def __init__(self, memory: PagedKV, *, tiers: Tiers | None = None, write: str = "through", **pool: Any) -> None:
         self.memory, self.tiers = memory, tiers
         self.pool: Any = pools.BlockPool(len(memory.data), **pool)
 

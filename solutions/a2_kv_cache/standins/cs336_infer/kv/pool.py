@@ -1,9 +1,11 @@
-"""The block pool: your `PrefixCache`, once it is plugged in."""
+"""The block pool: your `PrefixCache`, once it is plugged in. Below is what the engine asks of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from cs336_infer.kv.policy import EvictionPolicy, Key
 from cs336_infer.types import InferError
 
 
@@ -11,8 +13,44 @@ class OutOfBlocks(InferError):
     """The pool has fewer free and evictable blocks than were asked for. Nothing was taken."""
 
 
-def BlockPool(*args: Any, **kwargs: Any) -> Any:
+class BlockPool:
     """A pool around a new cache of yours."""
-    from cs336_infer.course.a2_sockets import PluggedPool
 
-    return PluggedPool(*args, **kwargs)
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        from cs336_infer.course.a2_sockets import PluggedPool
+
+        return PluggedPool(*args, **kwargs)
+
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        policy: EvictionPolicy | None = None,
+        caching: bool = True,
+        on_evict: Callable[[int, Key], None] | None = None,
+        fold: Callable[[Key], Key] | None = None,
+        debug: bool = False,
+    ) -> None: ...
+    @property
+    def free(self) -> int: ...
+    @property
+    def cached(self) -> int: ...
+    @property
+    def live(self) -> int: ...
+    @property
+    def available(self) -> int: ...
+    @property
+    def peak(self) -> int: ...
+    def refs(self, block: int) -> int: ...
+    def content(self, block: int) -> bytes | None: ...
+    def match(self, keys: Sequence[Key], contents: Sequence[bytes] | None = None) -> int: ...
+    def take(self, keys: Sequence[Key], contents: Sequence[bytes] | None = None) -> list[int]: ...
+    def allocate(self, count: int) -> list[int]: ...
+    def publish(self, block: int, key: Key, content: bytes | None = None) -> bool: ...
+    def publish_all(
+        self, blocks: Sequence[int], keys: Sequence[Key], contents: Sequence[bytes] | None = None
+    ) -> None: ...
+    def share(self, blocks: Sequence[int]) -> None: ...
+    def release(self, blocks: Sequence[int]) -> None: ...
+    def forget(self) -> None: ...
+    def check(self) -> None: ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from typing import Any
 
 KEY_BYTES = 32
@@ -14,8 +16,19 @@ def root_key(**extras: str | int | None) -> bytes:
     return a2_sockets.root_key(**extras)
 
 
-def KeyChain(*args: Any, **kwargs: Any) -> Any:
-    """The keys of one growing sequence, by your function."""
-    from cs336_infer.course.a2_sockets import PluggedChain
+def token_bytes(tokens: Sequence[int]) -> bytes:
+    """Tokens as they are stored."""
+    return struct.pack(f"<{len(tokens)}I", *tokens)
 
-    return PluggedChain(*args, **kwargs)
+
+class KeyChain:
+    """The keys of one growing sequence, by your function."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        from cs336_infer.course.a2_sockets import PluggedChain
+
+        return PluggedChain(*args, **kwargs)
+
+    def __init__(self, root: bytes, block_size: int, tokens: Sequence[int] = ()) -> None: ...
+    def extend(self, tokens: Sequence[int]) -> None: ...
+    def fork(self) -> KeyChain: ...
