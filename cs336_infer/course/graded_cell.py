@@ -39,6 +39,9 @@ from cs336_infer.types import InferError
 HIDDEN_FOLDER = "CS336_INFER_HIDDEN_CHECKS"
 """Variable with the folder of the hidden checks; `nbgrader_config.py` sets it, and otter's zip carries the folder."""
 
+SEED = "CS336_INFER_SEED"
+"""Variable with the seed of the random inputs; `nbgrader_config.py` draws one for all students of a command."""
+
 SECONDS = 20.0
 """For one question, as in `cs336-infer grade`."""
 
@@ -64,7 +67,7 @@ def points(
         assignment: its name, such as "a1_prefill_decode".
         namespace: the student's functions by name, `globals()` of the notebook.
         forbidden: library calls that are refused and named, as in `cs336-infer grade`.
-        seed: of the random inputs; None draws a fresh one.
+        seed: of the random inputs; None takes the one in `SEED`, or draws a fresh one.
 
     Raises:
         HiddenChecksMissing: the folder of the hidden checks is not known or lacks this assignment.
@@ -100,7 +103,8 @@ def passes(
 
 
 def _result(one: Check, ask: Ask, seed: int | None) -> Result:
-    seed = int.from_bytes(os.urandom(4)) if seed is None else seed
+    if seed is None:
+        seed = int(os.environ.get(SEED) or int.from_bytes(os.urandom(4)))
     return run([one], ask, seed=seed).results[0]
 
 

@@ -40,7 +40,9 @@ from cs336_infer.course import nbgrader_fair
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 here = Path(__file__).resolve().parent
-os.environ["CS336_INFER_HIDDEN_CHECKS"] = str(here / "hidden")  # read by the check cells, in the kernels started here
+# Read by the check cells, in the kernels started here: where the hidden checks are, and one seed for all students.
+os.environ["CS336_INFER_HIDDEN_CHECKS"] = str(here / "hidden")
+os.environ.setdefault("CS336_INFER_SEED", str(int.from_bytes(os.urandom(4))))
 
 c = get_config()
 c.CourseDirectory.course_id = "cs336_infer"
