@@ -13,7 +13,6 @@ import nbformat
 import pytest
 
 from cs336_infer.cli import main
-from cs336_infer.course import grade as grading
 from cs336_infer.course.checks import NOT_DONE
 from cs336_infer.course.grade import Course, GradeError, find_submissions, grade_class, open_course, statistics
 from cs336_infer.course.grade_report import page_of, write_csv, write_json, write_pages
