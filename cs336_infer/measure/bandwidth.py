@@ -24,6 +24,7 @@ from cs336_infer.types import InvalidRequest, check_integer
 PAGE = 4096  # bytes; buffers are whole pages
 ROWS = PAGE // 4  # float32 numbers of a page, so that every buffer divides into this many rows
 CPU_BUFFER, GPU_BUFFER = 512 * 2**20, 4 * 2**30  # a GPU reads 512 MiB in less time than ten launches take
+PROBE_ROWS, SLOWEST = 32, 4  # a kernel this many times slower than the best on so many rows is not measured further
 CACHES = 4  # a buffer of this many last-level caches is read from memory
 CPU_DTYPES = (torch.float32, torch.bfloat16)  # most processors do float16 one element at a time: minutes, not seconds
 GPU_DTYPES = (*CPU_DTYPES, torch.float16)
@@ -141,8 +142,11 @@ def matmul_rate(
     weight = torch.randn(size, size, device=where).to(dtype)
     kernels: dict[str, Callable[[], object]] = {}
     shapes: dict[str, tuple[int, int, int]] = {}
+    able = _able(_products(torch.randn(PROBE_ROWS, size, device=where).to(dtype), weight), where)
     for m in sorted({512, size}):
         for kind, fn in _products(torch.randn(m, size, device=where).to(dtype), weight).items():
+            if kind not in able:
+                continue
             name = f"{kind}, {m}x{size}x{size}"
             kernels[name], shapes[name] = fn, (m, size, size)
     work = {name: 2 * m * k * n_ for name, (m, k, n_) in shapes.items()}
@@ -181,6 +185,14 @@ def _products(x: torch.Tensor, weight: torch.Tensor) -> dict[str, Callable[[], o
             return kernels
         kernels["oneDNN with packed weights"] = lambda: onednn._linear_pointwise(x, packed, None, "none", [], "")
     return kernels
+
+
+def _able(kernels: dict[str, Callable[[], object]], device: torch.device) -> set[str]:
+    """The kernels worth measuring: where a processor has no bfloat16, torch.mm is 10 to 100 times slower than the
+    others, and one large product takes minutes."""
+    with torch.inference_mode():
+        seconds = {name: t.min_s for name, t in interleave(kernels, repeats=1, device=device).items()}
+    return {name for name, s in seconds.items() if s <= SLOWEST * min(seconds.values())}
 
 
 def _rates(
