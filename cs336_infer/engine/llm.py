@@ -136,6 +136,7 @@ class LLM:
             "bytes": kv.memory.data.nbytes,
             "tokens_looked_up": self.engine.scheduler.looked_up,
             "tokens_hit": self.engine.scheduler.hits,
+            "promote_seconds": kv.promote_s,
             "evictions": pool.evictions,
             "preemptions": self.engine.scheduler.preemptions,
             "steps": self.engine.steps,

@@ -7,6 +7,7 @@ it follows from these.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,7 @@ class KVManager:
     def __init__(self, memory: PagedKV, *, tiers: Tiers | None = None, write: str = "through", **pool: Any) -> None:
         self.memory, self.tiers, self.write = memory, tiers, write
         self.pool = BlockPool(len(memory.data), on_evict=self._write_back if write == "back" else None, **pool)
+        self.promote_s = 0.0  # time spent on bringing blocks up from the tiers
         self._leaving: list[tuple[int, Any]] = []  # blocks pinned until their copy to a tier is complete
 
     def begin(self, tokens: Sequence[int], root: bytes) -> SequenceKV:
@@ -163,7 +165,7 @@ class KVManager:
     def _promote(self, table: list[int], chain: KeyChain) -> None:
         """Bring the blocks that follow `table` up from the tiers, as far as they arrive undamaged."""
         assert self.tiers is not None
-        first = len(table)
+        first, begun = len(table), time.perf_counter()
         with self.tiers.find(chain.keys[first:], chain.contents[first:]) as lease:
             if len(lease) > self.pool.available:
                 self._let_go(wait=True)
@@ -177,6 +179,7 @@ class KVManager:
             self.pool.publish(block, chain.keys[i], chain.contents[i])
         table += blocks[:arrived]
         self.pool.release(blocks[arrived:])
+        self.promote_s += time.perf_counter() - begun
 
     def _write_back(self, block: int, key: Any) -> None:
         """The pool evicts a block: its content goes to a tier before anybody else gets the block."""
