@@ -26,6 +26,7 @@ from nbformat import NotebookNode
 from tqdm import tqdm
 
 from cs336_infer.course.outputs import clean_outputs, fault_of
+from cs336_infer.files import replace_bytes
 from cs336_infer.types import InferError
 
 MAX_CELLS = 60
@@ -147,19 +148,6 @@ def text_of(notebook: NotebookNode) -> str:
 def replace_text(target: Path, text: str) -> None:
     """Write `text` to `target`, all or nothing."""
     replace_bytes(target, text.encode())
-
-
-def replace_bytes(target: Path, content: bytes) -> None:
-    """Write `content` to `target`, all or nothing."""
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def check(source: Path) -> None:

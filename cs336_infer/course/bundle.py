@@ -30,6 +30,7 @@ from cs336_infer.course import build
 from cs336_infer.course.assignment import Assignment, read_assignment
 from cs336_infer.course.regions import region_lines
 from cs336_infer.course.release import SHORTEST_SECRET, sources_in, student_notebook
+from cs336_infer.files import replace_bytes
 from cs336_infer.types import InferError
 
 PACKAGES = {"cs336_infer": "cs336_infer", "cs336_kernels": "kernels/cs336_kernels"}
@@ -255,7 +256,7 @@ def main(argv: list[str] | None = None) -> int:
         for target in [f"student-{name}.zip"] + ["student.zip"] * (name == first):
             if not args.check:
                 Path("dist").mkdir(exist_ok=True)
-                build.replace_bytes(Path("dist", target), content)
+                replace_bytes(Path("dist", target), content)
             print(f"bundle: dist/{target} {'can be made' if args.check else 'written'}, {len(content) / 1e6:.1f} MB")
     return 0
 

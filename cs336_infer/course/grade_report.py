@@ -15,6 +15,7 @@ from typing import Any
 
 from cs336_infer.course.grade import Course, GradeError, statistics
 from cs336_infer.course.submission import printable
+from cs336_infer.files import replace_bytes
 
 COUNTED = "score and max_score: all checks, and the written questions that a person has graded so far"
 NOT_GRADED = "not graded yet"
@@ -147,10 +148,6 @@ def replace_file(path: Path, text: str) -> None:
         GradeError: it cannot be written.
     """
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".grading.")
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as f:  # a name that is no UTF-8
-            f.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        replace_bytes(path, text.encode(errors="backslashreplace"))  # a name may be no UTF-8
     except OSError as e:
         raise GradeError(f"{path}: cannot be written: {e.strerror}") from None

@@ -115,7 +115,7 @@ class Engine:
             An event for each token chosen and each sequence that failed; `index` is the number of its sequence.
         """
         plan, failed = self.scheduler.next()
-        events = [self._fail(sequence, error) for sequence, error in failed]
+        events = [self.fail(sequence, error) for sequence, error in failed]
         if not plan:
             return events
         self.steps += 1
@@ -154,7 +154,7 @@ class Engine:
         try:
             token = sequence.sampler(logits.unsqueeze(0))[0]
         except NonFiniteLogits as error:
-            return self._fail(sequence, error)
+            return self.fail(sequence, error)
         event = sequence.answer.accept(sequence.number, token, time.perf_counter() - sequence.arrived)
         if sequence.params.logprobs is not None:
             logprobs = logprobs_of(logits, token, sequence.params.logprobs)
@@ -164,7 +164,8 @@ class Engine:
             self.scheduler.drop(sequence)
         return event
 
-    def _fail(self, sequence: Sequence, error: InferError) -> TokenEvent:
+    def fail(self, sequence: Sequence, error: InferError) -> TokenEvent:
+        """End it because of `error`, which its completion will name; the event that says so."""
         sequence.completion.error = str(error)
         self.end(sequence, FinishReason.ERROR)
         return TokenEvent(sequence.number, NO_TOKEN, "", FinishReason.ERROR)

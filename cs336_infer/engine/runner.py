@@ -12,14 +12,13 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
+from cs336_infer.engine.engine import NO_TOKEN
 from cs336_infer.engine.llm import LLM
 from cs336_infer.engine.sequence import Sequence
 from cs336_infer.types import Completion, FinishReason, InferError, SamplingParams, TokenEvent
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class Stopped(InferError):
@@ -103,12 +102,6 @@ class Runner:
         """End what is left of a request; its KV blocks are free before the next step."""
         self._inbox.put(lambda: self._cancel(ticket))
 
-    def ask(self, question: Callable[[], T]) -> T:
-        """What `question` returns when the engine's thread calls it between two steps."""
-        answer: queue.SimpleQueue[T] = queue.SimpleQueue()
-        self._inbox.put(lambda: answer.put(question()))
-        return answer.get(timeout=60)
-
     def stop(self, drain_s: float = 30.0) -> bool:
         """Take no new requests, finish those that are on their way, and end the thread.
 
@@ -153,11 +146,8 @@ class Runner:
         except Exception as error:  # one bad step must not end the service; its sequences cannot be trusted any more
             self.failures += 1
             log.exception("a step of the engine failed")
-            events = []
-            for sequence in list(self.engine.running):
-                sequence.completion.error = f"the engine failed: {type(error).__name__}"
-                self.engine.end(sequence, FinishReason.ERROR)
-                events.append(TokenEvent(sequence.number, -1, "", FinishReason.ERROR))
+            reason = InferError(f"the engine failed: {type(error).__name__}")
+            events = [self.engine.fail(sequence, reason) for sequence in list(self.engine.running)]
         for event in events:
             ticket, answer = self._tickets.get(event.index, (None, 0))
             if event.finish_reason is not None:
@@ -181,7 +171,7 @@ class Runner:
             if not sequence.ended:
                 self.engine.cancel(sequence)
                 self._tickets.pop(sequence.number, None)
-                self._deliver(ticket, TokenEvent(answer, -1, "", FinishReason.CANCELLED))
+                self._deliver(ticket, TokenEvent(answer, NO_TOKEN, "", FinishReason.CANCELLED))
 
     def _deliver(self, ticket: Ticket, event: TokenEvent) -> None:
         try:

@@ -69,9 +69,7 @@ class Scheduler:
         for place in (self.waiting, self.running):
             if sequence in place:
                 place.remove(sequence)
-        if sequence.kv is not None:
-            self.kv.end(sequence.kv)
-            sequence.kv = None
+        self._give_back(sequence)
 
     def next(self) -> tuple[Plan, list[tuple[Sequence, InferError]]]:
         """The next step: how many tokens each sequence computes, with room for them reserved; and who cannot go on."""
@@ -91,8 +89,7 @@ class Scheduler:
                 self.drop(sequence)
                 continue
             if self.running and self.kv.missing(sequence.kv, sequence.remaining) > self.kv.pool.available:
-                self.kv.end(sequence.kv)
-                sequence.kv = None
+                self._give_back(sequence)
                 return
             self.looked_up += sequence.total
             self.hits += sequence.kv.cached
@@ -129,9 +126,12 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """It waits again, with its tokens and without blocks."""
-        assert sequence.kv is not None
-        self.kv.end(sequence.kv)
-        sequence.kv = None
+        self._give_back(sequence)
         self.running.remove(sequence)
         self.waiting.append(sequence)
         self.preemptions += 1
+
+    def _give_back(self, sequence: Sequence) -> None:
+        if sequence.kv is not None:
+            self.kv.end(sequence.kv)
+            sequence.kv = None

@@ -7,12 +7,11 @@ ids ("\\n" + "\\n" is not "\\n\\n"), and then nothing after that place is found 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from cs336_infer.engine.llm import LLM
+from cs336_infer.files import replace_bytes
 from cs336_infer.types import Completion, FinishReason, InferError, InvalidRequest, SamplingParams
 
 FORMAT, VERSION = "cs336-infer session", 1
@@ -79,7 +78,11 @@ class Session:
             "tokens": self.tokens,
             "opening": self._opening,
         }
-        _replace(Path(file), json.dumps(state, ensure_ascii=False))
+        content = json.dumps(state, ensure_ascii=False).encode()
+        try:
+            replace_bytes(Path(file), content, mode=0o600, durable=True)  # only the owner reads what was said
+        except OSError as e:
+            raise SessionError(f"{file}: cannot be written: {e.strerror}") from None
         return stored
 
     @classmethod
@@ -128,20 +131,3 @@ def _typed(state: dict[str, Any], name: str, kind: Any, file: Any) -> Any:
 
 def _reason(error: Exception) -> str:
     return error.strerror or type(error).__name__ if isinstance(error, OSError) else "not JSON"
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write all or nothing; only the owner may read it."""
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as f:
-                f.write(text)
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as e:
-        raise SessionError(f"{path}: cannot be written: {e.strerror}") from None
