@@ -5,7 +5,7 @@ from __future__ import annotations
 from cs336_infer.models.load import LoadedModel
 from cs336_infer.text import StopStrings, StreamDetokenizer
 from cs336_infer.text.loops import LoopDetector
-from cs336_infer.types import Completion, FinishReason, InvalidRequest, SamplingParams, TokenEvent
+from cs336_infer.types import NO_TOKEN, Completion, FinishReason, InvalidRequest, SamplingParams, TokenEvent
 
 
 class Answer:
@@ -44,15 +44,30 @@ class Answer:
         if len(done.token_ids) > self.params.min_tokens:
             text = self._stops.push(text)
         done.finish_reason = self._finish_reason(token)
-        if done.finish_reason is not None and self._stops.matched is None:
-            text += self._stops.push(self._detokenizer.flush())
-            if self._stops.matched is None:
-                text += self._stops.flush()
-            else:
-                done.finish_reason = FinishReason.STOP
+        if done.finish_reason is not None:
+            text += self._held_back()
         done.stop_reason = self._stops.matched
         done.text += text
         return TokenEvent(index, token, text, done.finish_reason, done.stop_reason)
+
+    def close(self, index: int, reason: FinishReason) -> TokenEvent:
+        """No token comes any more: what was held back, and why it ended."""
+        done = self.completion
+        done.finish_reason = reason
+        text = self._held_back()
+        done.stop_reason = self._stops.matched
+        done.text += text
+        return TokenEvent(index, NO_TOKEN, text, done.finish_reason, done.stop_reason)
+
+    def _held_back(self) -> str:
+        """The text that waited for more; it may complete a stop string."""
+        if self._stops.matched is not None:
+            return ""
+        text = self._stops.push(self._detokenizer.flush())
+        if self._stops.matched is not None:
+            self.completion.finish_reason = FinishReason.STOP
+            return text
+        return text + self._stops.flush()
 
     def _finish_reason(self, token: int) -> FinishReason | None:
         if self._stops.matched is not None:

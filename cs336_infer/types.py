@@ -25,6 +25,14 @@ class InvalidRequest(InferError, ValueError):
     """A prompt or a sampling parameter cannot be obeyed."""
 
 
+class PromptRefused(InvalidRequest):
+    """A safety check refuses the prompt. `reason` is what it said; the text does not repeat it to who asked."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("the prompt is refused by the content filter")
+        self.reason = reason
+
+
 class NonFiniteLogits(InferError):
     """The model produced NaN or infinite logits: damaged weights, or numbers too large for the dtype."""
 
@@ -37,7 +45,9 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # `max_tokens` were produced
     CONTEXT = "context"  # the model's context window is full
     LOOP = "loop"  # it repeated itself (`SamplingParams.loops`)
+    FILTERED = "filtered"  # a safety check refused what came next (`LLM(safety=...)`)
     CANCELLED = "cancelled"  # the caller gave up on it
+    TIMEOUT = "timeout"  # its time was over; what it had said by then stays
     ERROR = "error"  # it could not be finished; `Completion.error` says why
 
 
@@ -149,6 +159,10 @@ class SamplingParams:
         return self.has_penalties or bool(self.logit_bias) or self.min_tokens > 0
 
 
+NO_TOKEN = -1
+"""`TokenEvent.token_id` of an answer that ended without choosing a token."""
+
+
 @dataclass(frozen=True)
 class TokenEvent:
     """One step of one streamed sequence.
@@ -191,6 +205,7 @@ class Completion:
     path: str = ""  # which rung produced it
     cached_tokens: int = 0  # tokens of the prompt whose keys and values were found and not computed
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token, where they were asked for
+    filtered: str | None = None  # what the safety check said, with the finish reason "filtered"
     error: str | None = None  # one line, with the finish reason "error"
 
 

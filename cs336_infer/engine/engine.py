@@ -7,7 +7,9 @@ A step's tokens are a flat batch: a chunk of a prompt beside one token of each r
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +19,16 @@ from cs336_infer.engine.scheduler import OutOfCapacity, Scheduler
 from cs336_infer.engine.sequence import Sequence
 from cs336_infer.kv.manager import KVManager
 from cs336_infer.models.load import LoadedModel
-from cs336_infer.types import FinishReason, InferError, NonFiniteLogits, SamplingParams, TokenEvent, TokenLogprobs
+from cs336_infer.types import (
+    NO_TOKEN,
+    FinishReason,
+    InferError,
+    NonFiniteLogits,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprobs,
+    check_number,
+)
 
 
 def logprobs_of(logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
@@ -29,21 +40,27 @@ def logprobs_of(logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
     )
 
 
-NO_TOKEN = -1  # of the event of a sequence that ended without choosing one
-
-
 class Engine:
     """Sequences on their way, over one model and one KV memory. Used from one thread.
 
     Args:
-        path: which rung this is; written into every completion. scheduling: options of `Scheduler`.
+        path: which rung this is; written into every completion. clock: seconds, for times and deadlines.
+        scheduling: options of `Scheduler`.
 
     Attributes:
         scheduler: who waits and who runs. steps: forward passes so far.
     """
 
-    def __init__(self, model: LoadedModel, kv: KVManager, *, path: str = "", **scheduling: Any) -> None:
-        self.model, self.kv, self.path = model, kv, path
+    def __init__(
+        self,
+        model: LoadedModel,
+        kv: KVManager,
+        *,
+        path: str = "",
+        clock: Callable[[], float] = time.perf_counter,
+        **scheduling: Any,
+    ) -> None:
+        self.model, self.kv, self.path, self.clock = model, kv, path, clock
         self.scheduler = Scheduler(kv, **scheduling)
         self.steps = 0
         self._numbers = 0
@@ -57,20 +74,33 @@ class Engine:
         return bool(self.scheduler.waiting or self.scheduler.running)
 
     def add(
-        self, ids: list[int], params: SamplingParams, root: bytes, *, n: int = 1, priority: int = 0
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        root: bytes,
+        *,
+        n: int = 1,
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> list[Sequence]:
         """A new request for `n` answers to one prompt; answer i draws with seed + i.
 
+        Args:
+            timeout_s: seconds from now after which its answers end as they are, with the finish reason "timeout".
+
         Raises:
-            InvalidRequest: max_tokens exceeds the context.
+            InvalidRequest: max_tokens exceeds the context; timeout_s is not a number above 0.
             OutOfCapacity: the prompt does not fit into KV memory, even alone.
         """
         self._check_capacity(ids)
+        if timeout_s is not None:
+            check_number("timeout_s", timeout_s, 0.0, math.inf, "a number of seconds above 0", open_low=True)
         seeds = [None if params.seed is None else (params.seed + i) % 2**64 for i in range(n)]
         first, *others = [self._sequence(ids, replace(params, seed=seed), root) for seed in seeds]
         first.forks = others
         for sequence in (first, *others):
             sequence.priority = priority
+            sequence.deadline = math.inf if timeout_s is None else sequence.arrived + timeout_s
         self.scheduler.add(first)
         return [first, *others]
 
@@ -102,6 +132,10 @@ class Engine:
         if sequence.ended:
             return
         sequence.completion.finish_reason = reason
+        self._left(sequence)
+
+    def _left(self, sequence: Sequence) -> None:
+        """It has ended before its time."""
         heirs = [c for c in sequence.forks if not c.ended]
         if heirs:  # the other answers to the prompt still want it
             heirs[0].forks, sequence.forks = heirs[1:], []
@@ -114,8 +148,9 @@ class Engine:
         Returns:
             An event for each token chosen and each sequence that failed; `index` is the number of its sequence.
         """
+        events = self._out_of_time()
         plan, failed = self.scheduler.next()
-        events = [self.fail(sequence, error) for sequence, error in failed]
+        events += [self.fail(sequence, error) for sequence, error in failed]
         if not plan:
             return events
         self.steps += 1
@@ -135,6 +170,15 @@ class Engine:
             events += [self._choose(s, row) for s in (sequence, *children)]
         return events
 
+    def _out_of_time(self) -> list[TokenEvent]:
+        """Ends the answers whose deadline has passed, whether they run, wait, or wait for their prompt."""
+        now, events = self.clock(), []
+        for sequence in [*self.scheduler.waiting, *self.running]:
+            for late in [s for s in (*sequence.forks, sequence) if s.deadline <= now and not s.ended]:
+                events.append(late.answer.close(late.number, FinishReason.TIMEOUT))
+                self._left(late)
+        return events
+
     def _check_capacity(self, ids: list[int]) -> None:
         slots = self.kv.memory.block_size * self.kv.pool.total
         if len(ids) > slots:
@@ -142,12 +186,12 @@ class Engine:
 
     def _sequence(self, ids: list[int], params: SamplingParams, root: bytes) -> Sequence:
         self._numbers += 1
-        return Sequence(self._numbers - 1, self.model, ids, params, root, self.path)
+        return Sequence(self._numbers - 1, self.model, ids, params, root, self.path, self.clock())
 
     def _start_fork(self, parent: Sequence, child: Sequence) -> None:
         assert parent.kv is not None
         child.follow(parent)
-        child.kv = self.kv.fork(parent.kv)
+        child.kv, child.deadline = self.kv.fork(parent.kv), parent.deadline
         self.running.append(child)
 
     def _choose(self, sequence: Sequence, logits: torch.Tensor) -> TokenEvent:
@@ -155,7 +199,7 @@ class Engine:
             token = sequence.sampler(logits.unsqueeze(0))[0]
         except NonFiniteLogits as error:
             return self.fail(sequence, error)
-        event = sequence.answer.accept(sequence.number, token, time.perf_counter() - sequence.arrived)
+        event = sequence.answer.accept(sequence.number, token, self.clock() - sequence.arrived)
         if sequence.params.logprobs is not None:
             logprobs = logprobs_of(logits, token, sequence.params.logprobs)
             sequence.completion.logprobs.append(logprobs)

@@ -52,6 +52,7 @@ class LLM:
         tiers: host memory and disk below the device (`TierOptions`).
         max_batch: sequences that run at once. step_tokens: tokens computed in one step; longer prompts go in chunks.
         rank: which sequence goes first, see `engine.scheduler`.
+        preemption: what becomes of a sequence that gives up its blocks: "recompute", or "swap" to the host tier.
         debug: check the accounting of KV memory after every operation. fill: what unused KV slots are filled with.
 
     Raises:
@@ -71,6 +72,7 @@ class LLM:
         max_batch: int = 64,
         step_tokens: int = 2048,
         rank: Rank = first_come,
+        preemption: str = "recompute",
         debug: bool = False,
         fill: float | None = None,
     ) -> None:
@@ -108,7 +110,15 @@ class LLM:
             debug=debug,
         )
         path = self.model.describe_path(f"paged/{block_size}" + ("" if prefix_cache else " prefix_cache=off"))
-        self.engine = Engine(self.model, self.kv, path=path, max_batch=max_batch, step_tokens=step_tokens, rank=rank)
+        self.engine = Engine(
+            self.model,
+            self.kv,
+            path=path,
+            max_batch=max_batch,
+            step_tokens=step_tokens,
+            rank=rank,
+            preemption=preemption,
+        )
 
     def __enter__(self) -> LLM:
         return self
@@ -139,6 +149,7 @@ class LLM:
             "promote_seconds": kv.promote_s,
             "evictions": pool.evictions,
             "preemptions": self.engine.scheduler.preemptions,
+            "tokens_recomputed": self.engine.scheduler.recomputed,
             "steps": self.engine.steps,
         }
         lower = {} if self.tiers is None else self.tiers.stats()
@@ -155,6 +166,7 @@ class LLM:
         *,
         n: int = 1,
         salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> list[Completion]:
         """Complete every prompt, `n` times each; the completions in order, those of one prompt together.
 
@@ -163,16 +175,17 @@ class LLM:
         Args:
             n: answers to each prompt; with a seed, answer i draws with seed + i.
             salt: separates prefix caches, for example of different customers.
+            timeout_s: seconds from now after which an answer ends as it is, with the finish reason "timeout".
 
         Raises:
             InvalidRequest: a prompt or parameter cannot be obeyed; nothing was computed.
         """
         check_integer("n", n, 1, 1024)
         if self.kind == "contiguous":
-            if n != 1 or salt is not None:
-                raise InvalidRequest("kv='contiguous' answers once and shares nothing: n and salt need kv='paged'")
+            if n != 1 or salt is not None or timeout_s is not None:
+                raise InvalidRequest("kv='contiguous' answers once, to the end: n, salt and timeout_s need kv='paged'")
             return generate(self.model, prompts, params)
-        sequences = self._add(prompts, params, n, salt)
+        sequences = self._add(prompts, params, n, salt, timeout_s)
         for _ in self._run(sequences):
             pass
         return [s.completion for s in sequences]
@@ -183,14 +196,19 @@ class LLM:
         params: SamplingParams | ListOf[SamplingParams] | None = None,
         *,
         salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> Iterator[TokenEvent]:
         """Like `generate`, but yields each token as it is chosen; `index` is the place of the prompt. Bad input raises
         here. Who stops reading ends the sequences."""
         if self.kind == "contiguous":
+            if salt is not None or timeout_s is not None:
+                raise InvalidRequest(
+                    "kv='contiguous' shares nothing and ends at the end: salt and timeout_s need kv='paged'"
+                )
             return stream(self.model, prompts, params)
-        return self._run(self._add(prompts, params, 1, salt))
+        return self._run(self._add(prompts, params, 1, salt, timeout_s))
 
-    def _add(self, prompts: Any, params: Any, n: int, salt: str | None) -> list[Sequence]:
+    def _add(self, prompts: Any, params: Any, n: int, salt: str | None, timeout_s: float | None) -> list[Sequence]:
         ids = [encode(self.model, p) for p in as_batch(prompts)]
         if not ids:
             raise InvalidRequest("no prompt was given")
@@ -199,7 +217,7 @@ class LLM:
         added: list[Sequence] = []
         try:
             for one, its in each:
-                added += self.engine.add(one, its, root, n=n)
+                added += self.engine.add(one, its, root, n=n, timeout_s=timeout_s)
         except BaseException:
             for sequence in added:
                 self.engine.cancel(sequence)

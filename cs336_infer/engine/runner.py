@@ -13,10 +13,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from cs336_infer.engine.engine import NO_TOKEN
 from cs336_infer.engine.llm import LLM
 from cs336_infer.engine.sequence import Sequence
-from cs336_infer.types import Completion, FinishReason, InferError, SamplingParams, TokenEvent
+from cs336_infer.types import NO_TOKEN, Completion, FinishReason, InferError, SamplingParams, TokenEvent
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +33,7 @@ class Ticket:
     n: int
     salt: str | None
     priority: int
+    timeout_s: float | None
     deliver: Callable[[TokenEvent], None]
     refused: Callable[[InferError], None]
     sequences: list[Sequence] = field(default_factory=list)
@@ -86,15 +86,17 @@ class Runner:
         n: int = 1,
         salt: str | None = None,
         priority: int = 0,
+        timeout_s: float | None = None,
     ) -> Ticket:
-        """A request. `deliver` gets its events, `refused` the reason when the engine does not take it.
+        """A request. `deliver` gets its events, `refused` the reason when the engine does not take it. The rest is as
+        for `Engine.add`; the seconds of `timeout_s` begin when the engine's thread takes it.
 
         Raises:
             Stopped: no requests are taken any more.
         """
         if not self.accepting:
             raise Stopped("the engine is stopping and takes no new requests")
-        ticket = Ticket(ids, params, n, salt, priority, deliver, refused)
+        ticket = Ticket(ids, params, n, salt, priority, timeout_s, deliver, refused)
         self._inbox.put(lambda: self._add(ticket))
         return ticket
 
@@ -158,7 +160,12 @@ class Runner:
     def _add(self, ticket: Ticket) -> None:
         try:
             ticket.sequences = self.engine.add(
-                ticket.ids, ticket.params, self.llm.root(ticket.salt), n=ticket.n, priority=ticket.priority
+                ticket.ids,
+                ticket.params,
+                self.llm.root(ticket.salt),
+                n=ticket.n,
+                priority=ticket.priority,
+                timeout_s=ticket.timeout_s,
             )
         except InferError as error:
             ticket.refused(error)

@@ -2,8 +2,8 @@
 
 Answers first, then prompts: a step computes one token for every running answer and gives what is left of its budget
 to prompts, in chunks (Sarathi-Serve, Agrawal et al. 2024). When KV memory runs out, the last in rank gives up its
-blocks and starts again later from its own tokens (recompute preemption). The first in rank always advances, so every
-request ends.
+blocks and waits again. It starts later from its own tokens (recompute preemption), or, where it was copied to the host
+before (swap preemption), from what is found there. The first in rank always advances, so every request ends.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 from cs336_infer.engine.sequence import Sequence
 from cs336_infer.kv.manager import KVManager
 from cs336_infer.kv.pool import OutOfBlocks
-from cs336_infer.types import InferError, check_integer
+from cs336_infer.types import InferError, InvalidRequest, check_integer, short
 
+PREEMPTIONS = ("recompute", "swap")
 Plan = list[tuple[Sequence, int]]
 Rank = Callable[[Sequence], Any]
 """Lower ranks are admitted first and give way last. A rank may depend on anything that does not change while a
@@ -43,20 +44,35 @@ class Scheduler:
         max_batch: sequences that run at once, at most; forks of a running one come on top.
         step_tokens: tokens computed in one step, at most.
         rank: who goes first; first come, first served by default.
+        preemption: "recompute" or "swap"; "swap" needs tiers.
 
     Attributes:
-        waiting, running: in no particular order. preemptions: how many there were.
+        waiting, running: in no particular order. preemptions: how many there were. recomputed: tokens that were in
+            KV memory, lost by a preemption and not found again.
         looked_up, hits: tokens of admitted sequences, and how many of them were found in KV memory.
     """
 
-    def __init__(self, kv: KVManager, *, max_batch: int = 64, step_tokens: int = 2048, rank: Rank = first_come) -> None:
+    def __init__(
+        self,
+        kv: KVManager,
+        *,
+        max_batch: int = 64,
+        step_tokens: int = 2048,
+        rank: Rank = first_come,
+        preemption: str = "recompute",
+    ) -> None:
         check_integer("max_batch", max_batch, 1, None)
         check_integer("step_tokens", step_tokens, 1, None)
+        if preemption not in PREEMPTIONS:
+            raise InvalidRequest(f"unknown preemption {short(preemption)} ({' or '.join(PREEMPTIONS)})")
+        if preemption == "swap" and (kv.tiers is None or not kv.pool.caching):
+            raise InvalidRequest("preemption='swap' copies to a tier: it needs tiers and the prefix cache")
+        self.preemption = preemption
         self.kv, self.max_batch, self.step_tokens = kv, max_batch, step_tokens
         self._rank = rank
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self.preemptions = self.looked_up = self.hits = 0
+        self.preemptions = self.recomputed = self.looked_up = self.hits = 0
 
     def rank(self, sequence: Sequence) -> tuple[Any, int]:
         return self._rank(sequence), sequence.number
@@ -91,10 +107,14 @@ class Scheduler:
             if self.running and self.kv.missing(sequence.kv, sequence.remaining) > self.kv.pool.available:
                 self._give_back(sequence)
                 return
+            if sequence.suspended:
+                self.kv.resume(sequence.kv, sequence.tokens[: sequence.suspended])
+                self.recomputed += max(0, sequence.suspended - sequence.stored)
+                sequence.suspended = 0
+            elif not sequence.completion.token_ids:
+                sequence.completion.cached_tokens = sequence.kv.cached
             self.looked_up += sequence.total
             self.hits += sequence.kv.cached
-            if not sequence.completion.token_ids:
-                sequence.completion.cached_tokens = sequence.kv.cached
             self.waiting.remove(sequence)
             self.running.append(sequence)
 
@@ -126,6 +146,9 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """It waits again, with its tokens and without blocks."""
+        sequence.suspended = sequence.stored
+        if self.preemption == "swap" and sequence.kv is not None:
+            self.kv.suspend(sequence.kv)
         self._give_back(sequence)
         self.running.remove(sequence)
         self.waiting.append(sequence)

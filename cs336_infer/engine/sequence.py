@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 
 from cs336_infer.answer import Answer
 from cs336_infer.kv.manager import SequenceKV
@@ -17,11 +17,13 @@ class Sequence:
 
     Args:
         number: its name in the engine, rising with arrival.
-        ids: the prompt. root: what its KV keys start from. path: which rung runs.
+        ids: the prompt. root: what its KV keys start from. path: which rung runs. arrived: when, in seconds.
 
     Attributes:
         kv: its KV memory, None while it waits.
         priority: for schedulers that look at it; higher is more urgent.
+        deadline: when it ends as it is, on the clock of `arrived`.
+        suspended: tokens that were stored when it was preempted, until it runs again.
         forks: other answers to the same prompt; they begin when the prompt is stored.
 
     Raises:
@@ -29,16 +31,24 @@ class Sequence:
     """
 
     def __init__(
-        self, number: int, model: LoadedModel, ids: list[int], params: SamplingParams, root: bytes, path: str
+        self,
+        number: int,
+        model: LoadedModel,
+        ids: list[int],
+        params: SamplingParams,
+        root: bytes,
+        path: str,
+        arrived: float = 0.0,
     ) -> None:
-        self.number, self.params, self.root = number, params, root
-        self.arrived = time.perf_counter()
+        self.number, self.params, self.root, self.arrived = number, params, root, arrived
         self.completion = Completion(ids, path=path)
         self.answer = Answer(model, ids, params, self.completion)
         self.sampler = Sampler([params], [ids], model.config.vocab_size, model.tokenizer.eos_ids)
         self.kv: SequenceKV | None = None
+        self.suspended = 0
         self.forks: list[Sequence] = []
         self.priority = 0
+        self.deadline = math.inf
 
     @property
     def tokens(self) -> list[int]:

@@ -124,6 +124,36 @@ class KVManager:
             self.tiers.touch(sequence.chain.keys)
         self._let_go()
 
+    def suspend(self, sequence: SequenceKV) -> None:
+        """Copy all that is stored to the tiers, down to the unfinished last block, and wait for it.
+
+        After `end`, `begin` finds the full blocks again and `resume` the last one. What a tier has given up by then is
+        computed again.
+        """
+        assert self.tiers is not None
+        chain = sequence.chain
+        names = list(zip(chain.keys, chain.contents, strict=True)) + ([chain.tail] if chain.tail else [])
+        for (key, content), block in zip(names, sequence.table, strict=False):
+            self.tiers.store(key, content, self.memory.bytes_of(block)).wait()
+
+    def resume(self, sequence: SequenceKV, tokens: Sequence[int]) -> None:
+        """`sequence` was suspended with `tokens` stored and has begun again: fetch its unfinished last block, if all
+        before it was found and there is room."""
+        chain = sequence.chain.fork()
+        chain.extend(tokens[sequence.length :])
+        if self.tiers is None or chain.tail is None or len(chain.keys) != len(sequence.chain.keys):
+            return
+        key, content = chain.tail
+        with self.tiers.find([key], [content]) as lease:
+            if not len(lease) or not self.pool.available:
+                return
+            (block,) = self._allocate(1)
+            if not lease.read(0, self.memory.bytes_of(block)):
+                self.pool.release([block])
+                return
+        sequence.table.append(block)
+        sequence.chain, sequence.cached = chain, len(chain)
+
     def flush(self) -> None:
         """Wait until every block on its way to a tier has arrived, or was dropped."""
         self._let_go(wait=True)

@@ -74,6 +74,12 @@ class KeyChain:
             self.contents.append(content)
         self._rest = data[full:]
 
+    @property
+    def tail(self) -> tuple[bytes, bytes] | None:
+        """Key and content of the unfinished last block; None where there is none. The content is shorter than a full
+        block's, so nobody who looks for full blocks takes it."""
+        return (hashlib.sha256(self._last + self._rest).digest(), self._rest) if self._rest else None
+
     def fork(self) -> KeyChain:
         """An independent copy."""
         other = KeyChain(self._last, self.block_size)

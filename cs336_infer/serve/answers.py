@@ -18,6 +18,7 @@ FINISH = {
     FinishReason.LOOP: "repetition",
     FinishReason.ERROR: "error",
     FinishReason.CANCELLED: "abort",
+    FinishReason.TIMEOUT: "timeout",
 }
 
 

@@ -1,5 +1,6 @@
-"""Random lives of an engine: whatever arrives, forks, is cancelled, evicted or preempted, and whatever is found in the
-prefix cache or fetched from a tier, every answer is that of a run without any cache. Unused KV slots hold NaN."""
+"""Random lives of an engine: whatever arrives, forks, is cancelled, is late, is evicted or preempted, and whatever is
+found in the prefix cache or fetched from a tier, every answer is that of a run without any cache, as far as it goes.
+Unused KV slots hold NaN, or numbers that would be seen."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from cs336_infer.engine import LLM
 from cs336_infer.engine.scheduler import by_priority, first_come
 from cs336_infer.kv.tier_options import TierOptions
 
-EXAMPLES = int(os.environ.get("SCHEDULES", "40"))  # 200 in the soak
+EXAMPLES = int(os.environ.get("SCHEDULES", "40"))  # 300 in the soak
 MOST = 12  # tokens of an answer
 FAMILIES = [[7 + 11 * f + i % 5 for i in range(40)] for f in range(3)]  # prompts of a family share their beginning
 
@@ -53,7 +54,14 @@ params = st.builds(
 )
 actions = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), prompts, params, st.integers(1, 3), st.integers(-1, 1)),
+        st.tuples(
+            st.just("add"),
+            prompts,
+            params,
+            st.integers(1, 3),
+            st.integers(-1, 1),
+            st.one_of(st.none(), st.none(), st.integers(1, 12)),
+        ),
         st.tuples(st.just("step"), st.integers(1, 6)),
         st.tuples(st.just("fork"), st.integers(0, 20), st.integers(1, MOST)),
         st.tuples(st.just("cancel"), st.integers(0, 20)),
@@ -89,6 +97,7 @@ tiers = st.one_of(
     rank=st.sampled_from([first_come, by_priority]),
     fill=st.sampled_from([float("nan"), 1e4, -3.0]),
     below=tiers,
+    swap=st.booleans(),
 )
 def test_every_answer_is_that_of_a_run_alone(
     model: LoadedModel,
@@ -102,6 +111,7 @@ def test_every_answer_is_that_of_a_run_alone(
     rank: Any,
     fill: float,
     below: tuple[int, int, str] | None,
+    swap: bool,
 ) -> None:
     largest = -(-(49 + MOST) // block_size)  # blocks of the largest request
     block_bytes = 2 * 3 * 2 * 8 * 4 * block_size
@@ -119,16 +129,18 @@ def test_every_answer_is_that_of_a_run_alone(
         max_batch=max_batch,
         step_tokens=step_tokens,
         rank=rank,
+        preemption="swap" if swap and options is not None else "recompute",
         debug=True,
         fill=fill,
     )
     with llm:
         engine, pool = llm.engine, llm.kv.pool
+        engine.clock = lambda: float(engine.steps)  # a deadline is a number of steps
         everybody = []
         for action, *args in actions:
             if action == "add":
-                prompt, its, n, priority = args
-                everybody += engine.add(list(prompt), its, llm.root(), n=n, priority=priority)
+                prompt, its, n, priority, late = args
+                everybody += engine.add(list(prompt), its, llm.root(), n=n, priority=priority, timeout_s=late)
             elif action == "step":
                 for _ in range(args[0]):
                     engine.step()
@@ -152,7 +164,9 @@ def test_every_answer_is_that_of_a_run_alone(
             want = alone(model, tuple(s.completion.prompt_token_ids), s.params.temperature, s.params.seed)
             got = s.completion.token_ids
             assert got == want[: len(got)], f"sequence {s.number}"
-            if s.completion.finish_reason is not FinishReason.CANCELLED:
+            if s.completion.finish_reason is FinishReason.TIMEOUT:
+                assert engine.steps >= s.deadline
+            elif s.completion.finish_reason is not FinishReason.CANCELLED:
                 assert len(got) == s.params.max_tokens or len(got) > s.params.max_tokens  # a fork may begin longer
         llm.kv.flush()
         pool.check()
