@@ -1,0 +1,212 @@
+"""Safety checks: no forbidden text in a stream, however it is cut; nothing else missing; nothing held without need."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from cs336_infer.text.blocklist import Blocklist
+from cs336_infer.text.fold import Folder, fold, fold_char, in_word
+from cs336_infer.text.safety import AllOf, Classifier, SafetyFailed, as_check, check_prompt
+from cs336_infer.types import InvalidRequest, PromptRefused
+
+
+def first_forbidden(form: str, patterns: list[str], whole_words: bool) -> tuple[int, int] | None:
+    """(end, start) in folded text of the pattern that ends first, the longest of those. Regular expressions decide."""
+    found = []
+    for p in patterns:
+        left = r"(?<!\w)" if whole_words and re.match(r"\w", p) else ""
+        right = r"(?!\w)" if whole_words and re.search(r"\w\Z", p) else ""
+        found += [(m.start() + len(p), m.start()) for m in re.finditer(f"(?={left}{re.escape(p)}{right})", form)]
+    return min(found, default=None)
+
+
+def allowed(text: str, patterns: list[str], whole_words: bool) -> tuple[str, bool]:
+    form, places = Folder().push(text)
+    found = first_forbidden(form, [fold(p).strip() for p in patterns], whole_words)
+    return (text, False) if found is None else (text[: places[found[1]]], True)
+
+
+def run(check: Any, chunks: list[str]) -> tuple[str, bool]:
+    stream = check.watch("")
+    shown = "".join(stream.push(c) for c in chunks)
+    shown += stream.flush()
+    if stream.reason is not None:
+        assert stream.push("more") == stream.flush() == ""
+    return shown, stream.reason is not None
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    edges = [0, *sorted(min(p, len(text)) for p in places), len(text)]
+    return [text[a:b] for a, b in pairwise(edges)]
+
+
+# Letters in several forms, what folds to nothing or to several, and what stands between words.
+PIECES = st.sampled_from(
+    ["a", "b", "A", "á", "a\u0301", "ab", "ﬀ", "f", "ß", "s", "\u200b", " ", "\n", ".", "…", "½", "가", "_"]
+)
+TEXT = st.lists(PIECES, max_size=24).map("".join)
+PATTERN = st.lists(PIECES, min_size=1, max_size=5).map("".join).filter(lambda p: fold(p).strip())
+PATTERNS = st.lists(PATTERN, min_size=1, max_size=5)
+
+
+@settings(max_examples=500, deadline=None)
+@given(text=TEXT, patterns=PATTERNS, whole=st.booleans(), places=st.lists(st.integers(0, 40), max_size=10))
+@example(text="xfoo bar", patterns=["foo"], whole=True, places=[4])
+@example(text="foo", patterns=["foo"], whole=True, places=[1, 2])
+@example(text="ab.", patterns=["ab", "b."], whole=True, places=[2])
+@example(text="aba", patterns=["ab", "aba"], whole=True, places=[])
+@example(text="a  \n b", patterns=["a b"], whole=False, places=[2, 3, 4])
+@example(text="ß", patterns=["s"], whole=False, places=[])
+def test_a_stream_is_the_text_up_to_the_first_forbidden_string(text, patterns, whole, places):
+    check = Blocklist(patterns, whole_words=whole)
+    want = allowed(text, patterns, whole)
+    for chunks in ([text], list(text), cut(text, places)):
+        shown, refused = run(check, chunks)
+        assert (shown, refused) == want
+        assert not allowed(shown, patterns, whole)[1]
+    assert (check.refuses(text) is not None) == want[1]
+
+
+def can_become(seen: str, held: int, patterns: list[str], whole: bool) -> bool:
+    """Whether some text behind `seen` makes the first forbidden string begin at its last `held` characters."""
+    form = fold(seen)
+    _, places = Folder().push(seen)
+    want = len(seen) - held
+    for p in patterns:
+        for k in range(len(p) + 1):
+            if form.endswith(p[:k]):
+                for tail in ("", ".") if whole else ("",):
+                    found = first_forbidden(form + p[k:] + tail, patterns, whole)
+                    if found and found[1] < len(places) and places[found[1]] == want:
+                        return True
+    return False
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=TEXT, patterns=PATTERNS, whole=st.booleans())
+@example(text="xa", patterns=["abcd", "bc"], whole=False)  # "abcd" can never end first: "a" is shown at once
+@example(text="xab", patterns=["ab"], whole=True)  # inside a word
+def test_held_back_is_what_may_become_a_forbidden_string_and_no_more(text, patterns, whole):
+    stream, shown = Blocklist(patterns, whole_words=whole).watch(""), ""
+    folded = [fold(p).strip() for p in patterns]
+    for n in range(1, len(text) + 1):
+        shown += stream.push(text[n - 1])
+        if stream.reason is not None:
+            break
+        held = max((k for k in range(1, n + 1) if can_become(text[:n], k, folded, whole)), default=0)
+        assert shown == text[: n - held]
+
+
+def test_the_folding_of_every_character():
+    """A form is one space, or has no white space and no mixture of word and other characters; folding it again
+    changes nothing; and letters that Unicode calls equal have one form."""
+    for char in map(chr, [*range(0xD800), *range(0xE000, 0x20000), *range(0xE0000, 0xE0200)]):
+        form = fold_char.__wrapped__(char)
+        assert form == " " or not any(c.isspace() for c in form)
+        assert len({in_word(c) for c in form}) < 2
+        assert "".join(map(fold_char.__wrapped__, form)) == form
+    assert fold("ＢＯＭＢ Straße ﬁ É\u00ad\u200b e\u0301 각") == "bomb strasse fi e e 각"
+    assert fold("가") not in fold("각")
+    assert fold("\t a\u00a0\u3000\nb ") == " a b "
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
+def test_accents_in_any_normal_form(form):
+    check = Blocklist(["Café Olé"])
+    text = unicodedata.normalize(form, "un CAFÉ\n OLÉ !")
+    assert run(check, list(text)) == ("un ", True)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "words"),
+    [([], "at least one"), (["ok", " "], "empty"), (["\u200b"], "empty"), ([3], "string"), (["a" * 1001], "1000")],
+)
+def test_lists_that_cannot_be(patterns, words):
+    with pytest.raises(InvalidRequest, match=words) as e:
+        Blocklist(patterns)
+    assert "\n" not in str(e.value)
+
+
+def test_a_list_from_a_file(tmp_path):
+    file = tmp_path / "list.txt"
+    file.write_bytes("\ufeff# what nobody may say\n\nfoo bar\n  BÄZ  \r\n".encode())
+    assert set(Blocklist.from_file(file).patterns) == {"foo bar", "baz"}
+    for content, words in ((b"# nothing\n\n", "at least one"), (b"caf\xe9\n", "UTF-8"), (b"a\n\xc2\xad\n", "empty")):
+        file.write_bytes(content)
+        with pytest.raises(InvalidRequest, match=words) as e:
+            Blocklist.from_file(file)
+        assert str(file) in str(e.value) and "\n" not in str(e.value)
+    for path in (tmp_path / "none.txt", tmp_path):
+        with pytest.raises(InvalidRequest, match="cannot be read"):
+            Blocklist.from_file(path)
+
+
+def test_work_does_not_grow_with_the_text_already_seen():
+    """100,000 characters through a list of near misses: what is held stays below the longest pattern."""
+    stream, shown = Blocklist(["a" * 200 + "b", "c" * 200]).watch(""), 0
+    for _ in range(100_000):
+        shown += len(stream.push("a"))
+        assert len(stream._held) <= 200 and len(stream._places) <= 200  # type: ignore[attr-defined]
+    assert shown == 100_000 - 200
+
+
+# ---- a judge of one's own
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text("ab!", max_size=40), places=st.lists(st.integers(0, 40), max_size=8), every=st.integers(1, 12))
+def test_a_judge_sees_every_text_before_the_reader(text, places, every):
+    asked: list[str] = []
+
+    def judge(prompt: str, answer: str) -> str | None:
+        asked.append(answer)
+        return "loud" if "!" in answer else None
+
+    ends = [*range(every, len(text), every), len(text)] if text else []
+    bad = next((i for i, end in enumerate(ends) if "!" in text[:end]), None)
+    want = text if bad is None else text[: ends[bad - 1] if bad else 0]
+    for chunks in ([text], list(text), cut(text, places)):
+        asked.clear()
+        assert run(Classifier(judge, every=every), chunks) == (want, bad is not None)
+        assert asked == [text[:end] for end in ends][: None if bad is None else bad + 1]
+
+
+def test_a_judge_that_raises_or_says_neither_yes_nor_no():
+    def raises(prompt: str, answer: str) -> str | None:
+        raise RuntimeError("no memory")
+
+    for judge in (raises, lambda p, a: True, lambda p, a: "", lambda p, a: 0):
+        check = Classifier(judge, every=2)
+        with pytest.raises(SafetyFailed):
+            check_prompt(check, "hello")
+        stream = check.watch("hello")
+        with pytest.raises((SafetyFailed, RuntimeError)):
+            stream.push("abcd")
+
+
+def test_several_checks_one_behind_the_other():
+    """What the first lets through the second still judges, also when the first ends the answer."""
+    judge = Classifier(lambda p, a: "bad" if "bad" in p + a else None, every=100)
+    check = AllOf([Blocklist(["stop here"]), judge])
+    assert run(check, ["good text, stop", " here"]) == ("good text, ", True)
+    stream = check.watch("")
+    assert stream.push("bad text, stop here") + stream.flush() == "" and stream.reason == "bad"
+    stream = AllOf([judge, Blocklist(["stop here"])]).watch("")
+    assert stream.push("x stop here") == "" and stream.flush() == "x " and stream.reason == "blocklist: stop here"
+    assert check.refuses("please stop  HERE") == "blocklist: stop here"
+    with pytest.raises(PromptRefused) as e:
+        check_prompt(check, "a bad prompt")
+    assert e.value.reason == "bad" and "bad" not in str(e.value)
+
+
+@pytest.mark.parametrize("safety", ["a word", 3, [], [Blocklist(["x"]), None], object()])
+def test_what_is_no_check_is_refused(safety):
+    with pytest.raises(InvalidRequest, match="safety must be"):
+        as_check(safety)
