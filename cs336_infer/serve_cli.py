@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-from cs336_infer.types import InferError, InvalidRequest, check_integer
+from cs336_infer.types import InferError, InvalidRequest, check_integer, check_number
 
 KEY_VARIABLE = "CS336_API_KEY"
 MOST_HEADER_BYTES = 64 << 10
@@ -22,10 +23,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-body-bytes", type=int, default=4 << 20, help="largest request body (default 4 MiB)")
     parser.add_argument("--drain-seconds", type=int, default=30, help="time for running answers when stopped")
+    parser.add_argument(
+        "--request-timeout",
+        type=float,
+        default=None,
+        help="seconds after which an answer ends as it is (default: none)",
+    )
     parser.add_argument("--kv-tokens", type=int, default=None, help="tokens of KV memory (default: by free memory)")
     parser.add_argument("--block-size", type=int, default=16, help="tokens of a KV block (default 16)")
     parser.add_argument("--max-batch", type=int, default=64, help="answers at once (default 64)")
     parser.add_argument("--step-tokens", type=int, default=512, help="tokens computed in a step (default 512)")
+    parser.add_argument(
+        "--preemption",
+        choices=["recompute", "swap"],
+        default="recompute",
+        help="what becomes of an answer that must give up its KV blocks; swap needs --host-bytes",
+    )
     parser.add_argument("--no-prefix-cache", action="store_true", help="forget the blocks of finished answers")
     parser.add_argument("--host-bytes", type=int, default=0, help="host tier for KV blocks, in bytes (default: none)")
     parser.add_argument("--disk-bytes", type=int, default=0, help="disk tier for KV blocks, in bytes (default: none)")
@@ -53,6 +66,8 @@ def serve(args: argparse.Namespace, load: Callable[[argparse.Namespace], object]
     check_integer("--port", args.port, 0, 65535)
     check_integer("--max-body-bytes", args.max_body_bytes, 1, 1 << 30)
     check_integer("--drain-seconds", args.drain_seconds, 0, 3600)
+    if args.request_timeout is not None:
+        check_number("--request-timeout", args.request_timeout, 0, math.inf, "seconds above 0", open_low=True)
     model = load(args)
     assert isinstance(model, LoadedModel)
     tiers = None
@@ -67,6 +82,7 @@ def serve(args: argparse.Namespace, load: Callable[[argparse.Namespace], object]
         max_batch=args.max_batch,
         step_tokens=args.step_tokens,
         rank=by_priority,
+        preemption=args.preemption,
     )
     slots = llm.kv.pool.total * args.block_size
     if slots < model.config.context_length:
@@ -76,7 +92,12 @@ def serve(args: argparse.Namespace, load: Callable[[argparse.Namespace], object]
         )
     key = args.api_key or os.environ.get(KEY_VARIABLE) or None
     app = create_app(
-        llm, args.name or model.name, api_key=key, max_body_bytes=args.max_body_bytes, drain_s=args.drain_seconds
+        llm,
+        args.name or model.name,
+        api_key=key,
+        max_body_bytes=args.max_body_bytes,
+        drain_s=args.drain_seconds,
+        timeout_s=args.request_timeout,
     )
     config = uvicorn.Config(
         app,

@@ -19,11 +19,13 @@ from cs336_infer.engine.scheduler import OutOfCapacity, Scheduler
 from cs336_infer.engine.sequence import Sequence
 from cs336_infer.kv.manager import KVManager
 from cs336_infer.models.load import LoadedModel
+from cs336_infer.text.safety import SafetyCheck, check_prompt
 from cs336_infer.types import (
     NO_TOKEN,
     FinishReason,
     InferError,
     NonFiniteLogits,
+    PromptRefused,
     SamplingParams,
     TokenEvent,
     TokenLogprobs,
@@ -45,10 +47,12 @@ class Engine:
 
     Args:
         path: which rung this is; written into every completion. clock: seconds, for times and deadlines.
+        safety: what judges prompts and answers.
         scheduling: options of `Scheduler`.
 
     Attributes:
-        scheduler: who waits and who runs. steps: forward passes so far.
+        scheduler: who waits and who runs. steps: forward passes so far. refused: prompts that the
+            safety check did not let in.
     """
 
     def __init__(
@@ -58,11 +62,12 @@ class Engine:
         *,
         path: str = "",
         clock: Callable[[], float] = time.perf_counter,
+        safety: SafetyCheck | None = None,
         **scheduling: Any,
     ) -> None:
-        self.model, self.kv, self.path, self.clock = model, kv, path, clock
+        self.model, self.kv, self.path, self.clock, self.safety = model, kv, path, clock, safety
         self.scheduler = Scheduler(kv, **scheduling)
-        self.steps = 0
+        self.steps = self.refused = 0
         self._numbers = 0
 
     @property
@@ -91,8 +96,9 @@ class Engine:
         Raises:
             InvalidRequest: max_tokens exceeds the context; timeout_s is not a number above 0.
             OutOfCapacity: the prompt does not fit into KV memory, even alone.
+            PromptRefused: a safety check refuses the prompt. SafetyFailed: it raised.
         """
-        self._check_capacity(ids)
+        self._check_prompt(ids)
         if timeout_s is not None:
             check_number("timeout_s", timeout_s, 0.0, math.inf, "a number of seconds above 0", open_low=True)
         seeds = [None if params.seed is None else (params.seed + i) % 2**64 for i in range(n)]
@@ -106,8 +112,8 @@ class Engine:
 
     def check(self, ids: list[int], params: SamplingParams) -> None:
         """Raise what `add` would raise. May be called from any thread."""
-        self._check_capacity(ids)
-        Sequence(-1, self.model, ids, params, b"", "")
+        self._check_prompt(ids)
+        Sequence(-1, self.model, ids, params, b"", "", safety=self.safety)
 
     def fork(self, sequence: Sequence, params: SamplingParams) -> Sequence:
         """A second answer that goes on from where `sequence` is, with its own parameters and random numbers.
@@ -179,14 +185,20 @@ class Engine:
                 self._left(late)
         return events
 
-    def _check_capacity(self, ids: list[int]) -> None:
+    def _check_prompt(self, ids: list[int]) -> None:
         slots = self.kv.memory.block_size * self.kv.pool.total
         if len(ids) > slots:
             raise OutOfCapacity(f"the prompt has {len(ids)} tokens, the engine's KV memory holds {slots}")
+        if self.safety is not None:
+            try:
+                check_prompt(self.safety, self.model.tokenizer.decode(ids))
+            except PromptRefused:
+                self.refused += 1
+                raise
 
     def _sequence(self, ids: list[int], params: SamplingParams, root: bytes) -> Sequence:
         self._numbers += 1
-        return Sequence(self._numbers - 1, self.model, ids, params, root, self.path, self.clock())
+        return Sequence(self._numbers - 1, self.model, ids, params, root, self.path, self.clock(), self.safety)
 
     def _start_fork(self, parent: Sequence, child: Sequence) -> None:
         assert parent.kv is not None

@@ -24,6 +24,7 @@ from cs336_infer.models.fingerprint import fingerprint
 from cs336_infer.models.load import LoadedModel, load_model
 from cs336_infer.models.zoo import EMBEDDED
 from cs336_infer.prompts import as_batch, as_params, encode
+from cs336_infer.text.safety import SafetyCheck, as_check
 from cs336_infer.types import (
     Completion,
     InvalidRequest,
@@ -53,6 +54,7 @@ class LLM:
         max_batch: sequences that run at once. step_tokens: tokens computed in one step; longer prompts go in chunks.
         rank: which sequence goes first, see `engine.scheduler`.
         preemption: what becomes of a sequence that gives up its blocks: "recompute", or "swap" to the host tier.
+        safety: what judges prompts and answers: a check or several (`text.safety`).
         debug: check the accounting of KV memory after every operation. fill: what unused KV slots are filled with.
 
     Raises:
@@ -73,13 +75,16 @@ class LLM:
         step_tokens: int = 2048,
         rank: Rank = first_come,
         preemption: str = "recompute",
+        safety: SafetyCheck | ListOf[SafetyCheck] | None = None,
         debug: bool = False,
         fill: float | None = None,
     ) -> None:
         if kv not in KINDS:
             raise InvalidRequest(f"unknown kv {short(kv)} ({', '.join(KINDS)})")
-        if kv == "contiguous" and (policy or tiers or kv_tokens):
-            raise InvalidRequest("kv='contiguous' has no blocks: kv_tokens, policy and tiers need kv='paged'")
+        if kv == "contiguous" and (policy or tiers or kv_tokens or safety is not None):
+            raise InvalidRequest(
+                "kv='contiguous' is `generate` alone: kv_tokens, policy, tiers, safety need kv='paged'"
+            )
         if tiers is not None and not prefix_cache:
             raise InvalidRequest("tiers keep what the prefix cache knows: they need prefix_cache=True")
         self.model = model if isinstance(model, LoadedModel) else load_model(model)
@@ -118,6 +123,7 @@ class LLM:
             step_tokens=step_tokens,
             rank=rank,
             preemption=preemption,
+            safety=as_check(safety),
         )
 
     def __enter__(self) -> LLM:

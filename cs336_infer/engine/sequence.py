@@ -8,6 +8,7 @@ from cs336_infer.answer import Answer
 from cs336_infer.kv.manager import SequenceKV
 from cs336_infer.models.load import LoadedModel
 from cs336_infer.sampling import Sampler
+from cs336_infer.text.safety import SafetyCheck
 from cs336_infer.types import Completion, SamplingParams
 
 
@@ -18,6 +19,7 @@ class Sequence:
     Args:
         number: its name in the engine, rising with arrival.
         ids: the prompt. root: what its KV keys start from. path: which rung runs. arrived: when, in seconds.
+        safety: what judges its text.
 
     Attributes:
         kv: its KV memory, None while it waits.
@@ -39,10 +41,11 @@ class Sequence:
         root: bytes,
         path: str,
         arrived: float = 0.0,
+        safety: SafetyCheck | None = None,
     ) -> None:
         self.number, self.params, self.root, self.arrived = number, params, root, arrived
         self.completion = Completion(ids, path=path)
-        self.answer = Answer(model, ids, params, self.completion)
+        self.answer = Answer(model, ids, params, self.completion, safety)
         self.sampler = Sampler([params], [ids], model.config.vocab_size, model.tokenizer.eos_ids)
         self.kv: SequenceKV | None = None
         self.suspended = 0

@@ -34,13 +34,20 @@ DEFAULT_COMPLETION_TOKENS = 16  # what OpenAI's completions take where a request
 
 
 def create_app(
-    llm: LLM, name: str, *, api_key: str | None = None, max_body_bytes: int = 4 << 20, drain_s: float = 30.0
+    llm: LLM,
+    name: str,
+    *,
+    api_key: str | None = None,
+    max_body_bytes: int = 4 << 20,
+    drain_s: float = 30.0,
+    timeout_s: float | None = None,
 ) -> FastAPI:
     """The server's application; starting it starts the engine's thread.
 
     Args:
         name: what the model is called; `model` of a request must be it. api_key: if given, requests must carry it.
         drain_s: seconds that running answers get to finish when the server stops.
+        timeout_s: seconds that a request may take; then its answers end as they are. None: as long as it takes.
     """
     metrics = Metrics(llm, name)
     runner = metrics.runner = Runner(llm, on_end=metrics.ended)
@@ -147,7 +154,7 @@ def create_app(
         try:
             for ids in prompts:  # refuse what the engine would refuse, before the first byte of an answer
                 await run_in_threadpool(llm.engine.check, ids, params)
-            call = Call(runner, prompts, params, body)
+            call = Call(runner, prompts, params, body, timeout_s)
         except Stopped as error:
             raise RequestError(str(error), status=503) from None
         if body.stream:
