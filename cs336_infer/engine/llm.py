@@ -82,9 +82,7 @@ class LLM:
         if kv not in KINDS:
             raise InvalidRequest(f"unknown kv {short(kv)} ({', '.join(KINDS)})")
         if kv == "contiguous" and (policy or tiers or kv_tokens or safety is not None):
-            raise InvalidRequest(
-                "kv='contiguous' is `generate` alone: kv_tokens, policy, tiers, safety need kv='paged'"
-            )
+            raise InvalidRequest("kv='contiguous' is `generate`: kv_tokens, policy, tiers and safety need kv='paged'")
         if tiers is not None and not prefix_cache:
             raise InvalidRequest("tiers keep what the prefix cache knows: they need prefix_cache=True")
         self.model = model if isinstance(model, LoadedModel) else load_model(model)

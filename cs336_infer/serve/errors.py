@@ -11,7 +11,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from cs336_infer.serve.protocol import Sampling
-from cs336_infer.types import InferError, InvalidRequest
+from cs336_infer.text.safety import SafetyFailed
+from cs336_infer.types import InferError, InvalidRequest, PromptRefused
 
 
 class RequestError(InferError):
@@ -46,11 +47,14 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(InvalidRequest)
     async def refused(_: Request, error: InvalidRequest) -> JSONResponse:
         words = re.findall(r"\w+", str(error))
-        return respond(RequestError(str(error), param=next((w for w in words if w in Sampling.model_fields), None)))
+        param = next((w for w in words if w in Sampling.model_fields), None)
+        code = "content_filter" if isinstance(error, PromptRefused) else None
+        return respond(RequestError(str(error), param=param, code=code))
 
     @app.exception_handler(InferError)
     async def failed(_: Request, error: InferError) -> JSONResponse:
-        return respond(error if isinstance(error, RequestError) else RequestError(str(error)))
+        status = 500 if isinstance(error, SafetyFailed) else 400
+        return respond(error if isinstance(error, RequestError) else RequestError(str(error), status=status))
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:

@@ -85,6 +85,7 @@ class _Live(Collector):
             "prefix_cache_queries": (scheduler.looked_up, "Tokens looked up in the prefix cache"),
             "prefix_cache_hits": (scheduler.hits, "Tokens found in the prefix cache"),
             "engine_steps": (llm.engine.steps, "Forward passes"),
+            "prompts_refused": (llm.engine.refused, "Prompts that the safety check did not let in"),
             "engine_failures": (self._metrics.runner.failures if self._metrics.runner else 0, "Steps that failed"),
         }
         for kind, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
