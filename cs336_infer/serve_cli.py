@@ -29,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="seconds after which an answer ends as it is (default: none)",
     )
+    parser.add_argument(
+        "--blocklist", type=Path, default=None, help="file of strings that prompts and answers may not have, one a line"
+    )
+    parser.add_argument(
+        "--blocklist-words", action="store_true", help="find them as whole words only, not inside longer ones"
+    )
     parser.add_argument("--kv-tokens", type=int, default=None, help="tokens of KV memory (default: by free memory)")
     parser.add_argument("--block-size", type=int, default=16, help="tokens of a KV block (default 16)")
     parser.add_argument("--max-batch", type=int, default=64, help="answers at once (default 64)")
@@ -62,12 +68,18 @@ def serve(args: argparse.Namespace, load: Callable[[argparse.Namespace], object]
     from cs336_infer.engine.scheduler import by_priority
     from cs336_infer.kv.tier_options import TierOptions
     from cs336_infer.models.load import LoadedModel
+    from cs336_infer.text.blocklist import Blocklist
 
     check_integer("--port", args.port, 0, 65535)
     check_integer("--max-body-bytes", args.max_body_bytes, 1, 1 << 30)
     check_integer("--drain-seconds", args.drain_seconds, 0, 3600)
     if args.request_timeout is not None:
         check_number("--request-timeout", args.request_timeout, 0, math.inf, "seconds above 0", open_low=True)
+    blocklist = None
+    if args.blocklist is not None:
+        blocklist = Blocklist.from_file(args.blocklist, whole_words=args.blocklist_words)
+    elif args.blocklist_words:
+        raise InvalidRequest("--blocklist-words says how --blocklist is read: give both")
     model = load(args)
     assert isinstance(model, LoadedModel)
     tiers = None
@@ -83,6 +95,7 @@ def serve(args: argparse.Namespace, load: Callable[[argparse.Namespace], object]
         step_tokens=args.step_tokens,
         rank=by_priority,
         preemption=args.preemption,
+        safety=blocklist,
     )
     slots = llm.kv.pool.total * args.block_size
     if slots < model.config.context_length:

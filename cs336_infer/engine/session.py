@@ -55,10 +55,7 @@ class Session:
         self.messages = [*messages, {"role": "assistant", "content": completion.text}]
         self.tokens, self._opening = ids + completion.token_ids, opening
         self.reencoded += reencoded
-        if completion.finish_reason in (
-            FinishReason.STOP,
-            FinishReason.FILTERED,
-        ):  # the ids hold what the text does not
+        if completion.finish_reason in (FinishReason.STOP, FinishReason.FILTERED):  # the ids hold more than the text
             self._opening = ""
         return completion
 

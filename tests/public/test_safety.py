@@ -8,9 +8,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import tiny
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from cs336_infer import LLM, FinishReason, LoadedModel, SamplingParams, Session, generate, load_model
 from cs336_infer.text.blocklist import Blocklist
 from cs336_infer.text.fold import Folder, fold, fold_char, in_word
 from cs336_infer.text.safety import AllOf, Classifier, SafetyFailed, as_check, check_prompt
@@ -210,3 +212,104 @@ def test_several_checks_one_behind_the_other():
 def test_what_is_no_check_is_refused(safety):
     with pytest.raises(InvalidRequest, match="safety must be"):
         as_check(safety)
+
+
+# ---- in the engine
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    tiny.write_model(folder)
+    return load_model(folder, dtype="float32", kernels="reference")
+
+
+PROMPTS = [[s, s + 1, s + 2] for s in range(5, 300, 23)]
+
+
+def free_texts(model: LoadedModel, **params: Any) -> list[str]:
+    return [c.text for c in generate(model, PROMPTS, SamplingParams(max_tokens=24, **params))]
+
+
+def some_patterns(texts: list[str]) -> list[str]:
+    """Strings from the middle of some answers, so that some are cut and some are not."""
+    return [text[i : i + 3] for text, i in zip(texts[::3], (2, 5, 9, 4, 7), strict=True) if text[i : i + 3].strip()]
+
+
+@pytest.mark.parametrize("stop", [(), ("e", "th")])
+def test_answers_of_the_engine_are_cut_and_nothing_else_changes(model, stop):
+    texts = free_texts(model, stop=stop)
+    patterns = some_patterns(free_texts(model))
+    llm = LLM(model, block_size=4, kv_tokens=1024, safety=Blocklist(patterns))
+    pieces = ["" for _ in PROMPTS]
+    for event in llm.stream(PROMPTS, SamplingParams(max_tokens=24, stop=stop)):
+        pieces[event.index] += event.text
+    answers = llm.generate(PROMPTS, SamplingParams(max_tokens=24, stop=stop))
+    reasons = set()
+    for text, piece, answer in zip(texts, pieces, answers, strict=True):
+        want, refused = allowed(text, patterns, False)
+        assert answer.text == piece == want
+        assert (answer.finish_reason is FinishReason.FILTERED) == refused == (answer.filtered is not None)
+        assert answer.stop_reason is None or not refused
+        reasons.add(answer.finish_reason)
+    assert FinishReason.FILTERED in reasons and len(reasons) > 1
+    assert llm.kv.pool.live == 0
+
+
+def test_a_stop_that_makes_a_forbidden_word_shows_none(model):
+    """A check before the stop strings would have seen "abcdef", which is not the word "abc"."""
+    words = [(i, text, m) for i, text in enumerate(free_texts(model)) for m in re.finditer(r"\w{4,}", text)]
+    row, text, match = next(w for w in words if w[1].find(w[2][0][2:]) == w[2].start() + 2)
+    word, rest = match[0][:2], match[0][2:]
+    cut_to = text[: match.start()]
+    assert not allowed(text, [word], True)[1] and allowed(cut_to + word, [word], True)[1]
+    llm = LLM(model, block_size=4, kv_tokens=1024, safety=Blocklist([word], whole_words=True))
+    done = llm.generate(PROMPTS[row], SamplingParams(max_tokens=24, stop=(rest,)))[0]
+    assert (done.text, done.finish_reason, done.stop_reason) == (cut_to, FinishReason.FILTERED, None)
+
+
+def test_prompts_are_refused_before_anything_is_computed(model):
+    llm = LLM(model, block_size=4, kv_tokens=1024, safety=Blocklist(["forbidden fruit"]))
+    for prompt in ("a FORBIDDEN\n fruit", model.tokenizer.encode("forbidden fruit")):
+        with pytest.raises(PromptRefused):
+            llm.generate(["the capital", prompt], SamplingParams(max_tokens=4))
+    assert llm.engine.steps == 0 and not llm.engine.busy and llm.engine.refused == 2
+    assert llm.generate("the capital", SamplingParams(max_tokens=4))[0].finish_reason is FinishReason.LENGTH
+
+
+def test_logprobs_are_refused_where_answers_are_checked(model):
+    llm = LLM(model, block_size=4, kv_tokens=1024, safety=Blocklist(["x"]))
+    with pytest.raises(InvalidRequest, match="logprobs"):
+        llm.generate("the capital", SamplingParams(max_tokens=4, logprobs=0))
+    with pytest.raises(InvalidRequest, match="safety"):
+        LLM(model, kv="contiguous", safety=Blocklist(["x"]))
+
+
+def test_a_failing_judge_ends_one_answer_with_an_error_and_shows_nothing(model):
+    """Fails closed, and does not hurt its neighbours."""
+    texts = free_texts(model, ignore_eos=True)
+    bad = model.tokenizer.decode(PROMPTS[1])
+
+    def judge(prompt: str, answer: str) -> str | None:
+        if prompt == bad and answer:
+            raise RuntimeError("out of memory")
+        return None
+
+    llm = LLM(model, block_size=4, kv_tokens=1024, safety=[Classifier(judge, every=8)])
+    answers = llm.generate(PROMPTS[:3], SamplingParams(max_tokens=24, ignore_eos=True))
+    assert [a.text for a in answers] == [texts[0], "", texts[2]]
+    assert answers[1].finish_reason is FinishReason.ERROR
+    assert answers[1].error == "a safety check failed: RuntimeError"
+    assert llm.kv.pool.live == 0
+
+
+def test_the_next_turn_of_a_session_does_not_read_what_was_filtered(model):
+    llm = LLM(model, block_size=4, kv_tokens=2048)
+    free = Session(llm).say("fib", SamplingParams(max_tokens=24, ignore_eos=True)).text
+    pattern = free[4:8]
+    checked = Session(LLM(model, block_size=4, kv_tokens=2048, safety=Blocklist([pattern])))
+    assert checked.say("fib", SamplingParams(max_tokens=24, ignore_eos=True)).finish_reason is FinishReason.FILTERED
+    assert pattern in model.tokenizer.decode(checked.tokens)
+    checked.llm.engine.safety = None
+    checked.say("go on", SamplingParams(max_tokens=2))
+    assert pattern not in model.tokenizer.decode(checked.tokens[:-2])
