@@ -5,27 +5,20 @@ nonce or number, and bytes that are not a value each end the conversation.
 """
 
 import contextlib
-import json
 import os
 import secrets
 import select
 import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from cs336_infer.course import sandbox, wire
 from cs336_infer.course.sandbox import Limits, SandboxUnavailable
+from cs336_infer.course.starting import Started, last_words
 
-HERE = Path(__file__).parent
-SIDE = {f"answering/{name}": HERE / name for name in ("student.py", "wire.py", "forbidden.py")}
-BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from answering.student import main; main(sys.argv[2])"
 LOOK_EVERY_S = 0.1
 ENDING_S = 5.0
 ENVELOPE = 4096
@@ -43,35 +36,12 @@ class Ended(Exception):
 class Pipe:
     """A running process and the two ends of its pipes."""
 
-    def __init__(
-        self, limits: Limits, boxed: bool, files: Mapping[str, Path], stop: threading.Event | None = None
-    ) -> None:
-        files = {**SIDE, **files}
+    def __init__(self, started: Started, limits: Limits, stop: threading.Event | None = None) -> None:
         self.limits = limits
         self.nonce = secrets.token_bytes(wire.NONCE_BYTES)
-        self.folder: str | None = None
+        self.process, self.reading, self.writing = started.process, started.reading, started.writing
+        self.folder = started.folder
         self.stop = stop
-        with contextlib.ExitStack() as theirs:
-            filter_fd = -1
-            if boxed:
-                filter_fd = sandbox.filter_pipe()
-                theirs.callback(os.close, filter_fd)
-            else:
-                self.folder = _copies(files)
-            their_reading, self.writing = os.pipe()
-            theirs.callback(os.close, their_reading)
-            self.reading, their_writing = os.pipe()
-            theirs.callback(os.close, their_writing)
-            try:
-                program = _program(limits, self.folder or sandbox.PLACE, their_reading, their_writing)
-                line = sandbox.command(program, files, limits, filter_fd) if boxed else sandbox.unsafe_command(program)
-                fds = [their_reading, their_writing, *([filter_fd] if boxed else [])]
-                self.process = sandbox.start(line, pass_fds=fds, cwd=self.folder)
-            except BaseException:
-                os.close(self.reading)
-                os.close(self.writing)
-                self._remove()
-                raise
         os.set_blocking(self.reading, False)
         os.set_blocking(self.writing, False)
         self.looked = time.monotonic()
@@ -118,9 +88,6 @@ class Pipe:
         os.close(self.writing)
         if self.process.stderr is not None:
             self.process.stderr.close()
-        self._remove()
-
-    def _remove(self) -> None:
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -171,32 +138,5 @@ class Pipe:
 
     def _explain(self) -> None:
         """Before the first message no student code has run: what is on stderr is about the machine."""
-        assert self.process.stderr is not None
-        os.set_blocking(self.process.stderr.fileno(), False)
-        lines = (self.process.stderr.read(1 << 16) or b"").decode(errors="replace").split("\n")
-        said = [line.strip() for line in lines if line.strip()]
-        if said:
-            raise SandboxUnavailable(f"the sandbox did not start: {said[-1][:300]}")
-
-
-def _program(limits: Limits, place: str, reading: int, writing: int) -> list[str]:
-    bounds = {
-        "RLIMIT_AS": limits.memory_bytes,
-        "RLIMIT_CPU": limits.cpu_s,
-        "RLIMIT_NPROC": limits.processes,
-        "RLIMIT_FSIZE": limits.file_bytes,
-        "RLIMIT_NOFILE": limits.open_files,
-        "RLIMIT_CORE": 0,
-    }
-    given = json.dumps({"reading": reading, "writing": writing, "limits": bounds})
-    return [sys.executable, "-I", "-c", BOOT, place, given]
-
-
-def _copies(files: Mapping[str, Path]) -> str:
-    """A folder with copies of `files`, for a process without a sandbox."""
-    folder = tempfile.mkdtemp(prefix="student-")
-    for name, source in files.items():
-        target = Path(folder, name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
-    return folder
+        if said := last_words(self.process):
+            raise SandboxUnavailable(f"the sandbox did not start: {said}")

@@ -6,6 +6,7 @@ a journal at once, so a killed run goes on with `resume` where it stopped.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -25,6 +26,7 @@ from cs336_infer.course.ask import one_line
 from cs336_infer.course.assignment import Assignment, read_assignment
 from cs336_infer.course.checks import NOT_DONE, AskError, Check, Report, checks_of, run
 from cs336_infer.course.collect import GradeError, find_submissions
+from cs336_infer.course.forks import Forks
 from cs336_infer.course.journal import Journal
 from cs336_infer.course.questions import StudentError, StudentProcess
 from cs336_infer.course.sandbox import Limits, SandboxUnavailable
@@ -86,9 +88,17 @@ def open_course(root: Path, short: str) -> Course:
 
 
 def grade_one(
-    course: Course, path: Path, *, seed: int, limits: Limits, sandbox: bool, stop: threading.Event | None = None
+    course: Course,
+    path: Path,
+    *,
+    seed: int,
+    limits: Limits,
+    sandbox: bool,
+    stop: threading.Event | None = None,
+    forks: Forks | None = None,
 ) -> dict[str, Any]:
-    """The result of one submission as plain values: score, max_score, checks, problem. Never raises for its content."""
+    """The result of one submission as plain values: score, max_score, checks, problem, and how its processes were
+    started ("forked", "fresh" or "unsafe"; "none" when nothing was run). Never raises for its content."""
     submission = read_submission(path)
     task = course.open_task
     with StudentProcess(
@@ -97,11 +107,17 @@ def grade_one(
         limits=limits,
         sandbox=sandbox,
         stop=stop,
+        forks=forks,
         files=getattr(task, "FILES", {}),
     ) as student:
         report = run(course.checks, _asking(student, submission), seed=seed)
         beyond = {"open_task": task.score(_asking(student, submission), seed)} if task else {}
-    return {"submission": str(path), "problem": submission.problem, **_points(course, report), **beyond}
+    known = {
+        "submission": str(path),
+        "problem": submission.problem,
+        "process": ", ".join(sorted(student.ways)) or "none",
+    }
+    return {**known, **_points(course, report), **beyond}
 
 
 def _asking(student: StudentProcess, submission: Submission) -> Callable[..., Any]:
@@ -132,6 +148,7 @@ def grade_class(
     journal: Journal | None = None,
     limits: Limits | None = None,
     sandbox: bool = True,
+    forks: Forks | None = None,
 ) -> list[dict[str, Any]]:
     """Grade all, `jobs` at a time, with a progress bar. Results come in the order of `paths`.
 
@@ -140,6 +157,7 @@ def grade_class(
             continued). It is part of each result.
         journal: keeps each finished submission at once. What it holds of the same submission, by content, and of the
             same checks and seed is not graded again.
+        forks: what submissions are forked from; None makes one for this call. `Forks("why not")` starts fresh programs.
     """
     limits = limits or Limits()
     kept = journal.results if journal else {}
@@ -148,12 +166,15 @@ def grade_class(
     done = {key: kept[key] for key in keys if key in kept and kept[key]["seed"] == drawn}
     todo = {key: path for key, path in zip(keys, paths, strict=True) if key not in done}
     stop = threading.Event()
+    shared = Forks() if forks is None else forks
+    own = shared if forks is None else contextlib.nullcontext()
 
     def work(path: Path) -> dict[str, Any]:
-        return {**grade_one(course, path, seed=drawn, limits=limits, sandbox=sandbox, stop=stop), "seed": drawn}
+        one = grade_one(course, path, seed=drawn, limits=limits, sandbox=sandbox, stop=stop, forks=shared)
+        return {**one, "seed": drawn}
 
     bar = tqdm(total=len(paths), initial=len(paths) - len(todo), unit="submission", file=sys.stderr, disable=None)
-    with bar, ThreadPoolExecutor(jobs) as pool:
+    with bar, own, ThreadPoolExecutor(jobs) as pool:
         futures = {pool.submit(work, path): key for key, path in todo.items()}
         try:
             for future in as_completed(futures):
@@ -181,7 +202,12 @@ def _ungraded(course: Course, path: Path, error: Exception) -> dict[str, Any]:
     def ask(name: str, /, *args: Any, **kwargs: Any) -> Any:
         raise AskError(problem, "Submission")
 
-    return {"submission": str(path), "problem": problem, **_points(course, run(course.checks, ask, seed=0))}
+    return {
+        "submission": str(path),
+        "problem": problem,
+        "process": "none",
+        **_points(course, run(course.checks, ask, seed=0)),
+    }
 
 
 def _content_key(course: Course, path: Path) -> str:

@@ -23,9 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cs336_infer.course import wire
+from cs336_infer.course import starting, wire
 from cs336_infer.course.conversation import Ended, Pipe
+from cs336_infer.course.forks import Forks
 from cs336_infer.course.sandbox import Limits
+from cs336_infer.course.student import needs_torch
 
 TIMEOUTS = 2
 """In a row, of one function; then it is not asked again."""
@@ -48,7 +50,8 @@ class StudentProcess:
     `modules_blocked` cannot be imported; `calls_forbidden` maps a function to library names it must not use.
     `files` are put on the sandbox's import path read-only, name -> file or folder: everything else of this project
     is invisible there. Once `stop` is set, nothing is waited for any more. `sandbox=False` is unsafe: limits and a
-    process group, no walls. It is for code you wrote yourself.
+    process group, no walls. It is for code you wrote yourself. With `forks` its processes are forked from one that has
+    torch imported, where that is possible; `ways` counts how they were started (`starting.Started`).
 
     `starts` counts its processes, `asked` the questions that were put to them, `waited_s` the seconds of both.
     """
@@ -60,9 +63,11 @@ class StudentProcess:
     sandbox: bool = field(default=True, kw_only=True)
     files: Mapping[str, Path] = field(default_factory=dict, kw_only=True)
     stop: threading.Event | None = field(default=None, kw_only=True)
+    forks: Forks | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         self.starts = 0
+        self.ways: Counter[str] = Counter()
         self.asked = 0
         self.waited_s = 0.0
         self._timeouts: Counter[str] = Counter()
@@ -145,7 +150,9 @@ class StudentProcess:
             "forbidden": {name: list(calls) for name, calls in self.calls_forbidden.items()},
             "limit": self.limits.output_bytes,
         }
-        pipe = Pipe(self.limits, self.sandbox, self.files, self.stop)
+        started = self._started()
+        self.ways[started.way] += 1
+        pipe = Pipe(started, self.limits, self.stop)
         try:
             with self._waiting(self.limits.wall_s_load) as deadline:
                 pipe.send(0, wire.encode(setup, self.limits.question_bytes), deadline)
@@ -160,6 +167,16 @@ class StudentProcess:
             pipe.close()
             raise
         return pipe
+
+    def _started(self) -> starting.Started:
+        if not self.sandbox:
+            return starting.unsafe(self.limits, self.files)
+        if self.forks is not None:
+            torch, blocked = needs_torch(list(self.cells)), self.modules_blocked
+            forked = self.forks.start(self.limits, self.files, torch=torch, blocked=blocked, stop=self.stop)
+            if forked is not None:
+                return forked
+        return starting.fresh(self.limits, self.files)
 
 
 def _opened(answer: Any) -> Any:

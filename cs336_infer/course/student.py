@@ -8,7 +8,7 @@ own; with that it can forge *values*, nothing else. A forged value is compared l
 input that the student's code sees only in the question; the comparison is in another process. What an answer *is*
 cannot be forged either: it is decoded by `wire`, which knows plain values only.
 
-This file travels into the sandbox: standard library, `wire` and `forbidden`.
+This file travels into the sandbox: standard library, `wire`, `forbidden` and `holder`.
 """
 
 import ast
@@ -18,15 +18,13 @@ import gc
 import json
 import linecache
 import os
-import resource
-import select
 import signal
 import sys
 import traceback
 import types
 from typing import Any, BinaryIO
 
-from . import forbidden, wire
+from . import forbidden, holder, wire
 
 FUTURE_FLAGS = 0x1FF0000
 MAX_MESSAGE = 600
@@ -132,66 +130,21 @@ def described(error: BaseException) -> tuple[str, str]:
     return "exception", text
 
 
-def restrict(limits: dict[str, int]) -> None:
-    """The limits the kernel keeps, for this process and all it starts. They cannot be raised again.
-
-    Processor time ends with SIGXCPU, which says what happened, and a few seconds later with SIGKILL.
-    """
-    for name, value in limits.items():
-        number = getattr(resource, name)
-        hard = resource.getrlimit(number)[1]
-        most = value + 5 if name == "RLIMIT_CPU" else value
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(number, (min(value, most), most))
-    try:
-        with open("/proc/self/oom_score_adj", "w") as adjustment:
-            adjustment.write("1000")
-    except OSError:
-        pass
+def needs_torch(cells: list[str]) -> bool:
+    """Whether a submission mentions it. Importing torch is most of the time of grading one."""
+    return any("torch" in cell for cell in cells)
 
 
-def stay_behind(reading: int) -> None:
-    """Returns in a child. This process stays the first of its namespace until the child ends, and reports how, or
-    until nobody is left who could write into `reading`: a killed grader leaves nothing behind.
-
-    The kernel ignores signals to it from inside. Another program in its place would be outside the filter of system
-    calls and within the student's reach through /proc/1/mem.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    child = os.fork()
-    if child == 0:
-        return
-
-    def reap(*_: object) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                ended, status, used = os.wait3(os.WNOHANG)
-                if ended == 0:
-                    return
-                if ended == child:
-                    break
-            code = os.waitstatus_to_exitcode(status)
-            if code == -signal.SIGKILL and used.ru_utime + used.ru_stime >= resource.getrlimit(resource.RLIMIT_CPU)[0]:
-                code = -signal.SIGXCPU  # killed at the second limit
-            os._exit(code if code >= 0 else 128 - code)
-
-    signal.signal(signal.SIGCHLD, reap)
-    reap()
-    hung_up = select.poll()
-    hung_up.register(reading, 0)
-    hung_up.poll()
-    os._exit(0)
-
-
-def preload(cells: list[str]) -> None:
-    """Imports torch for a submission that mentions it: most of the time of grading it. The garbage collector would
-    be a fifth of that, looking at a million objects that stay."""
-    if any("torch" in cell for cell in cells):
-        gc.disable()
-        with contextlib.suppress(BaseException):
-            import torch  # noqa: F401
-        gc.freeze()
-        gc.enable()
+def preload() -> None:
+    """Imports torch, and numpy through which its values travel. The garbage collector would be a fifth of the time,
+    looking at a million objects that stay."""
+    gc.disable()
+    with contextlib.suppress(BaseException):
+        import torch  # noqa: F401
+    with contextlib.suppress(BaseException):
+        import numpy  # noqa: F401
+    gc.freeze()
+    gc.enable()
 
 
 def serve(reading: BinaryIO, writing: BinaryIO) -> None:
@@ -203,7 +156,8 @@ def serve(reading: BinaryIO, writing: BinaryIO) -> None:
     send(writing, wire.frame(nonce, 0, wire.encode({"refused": refused})))
     if setup["blocked"]:
         sys.meta_path.insert(0, forbidden.ImportGuard(setup["blocked"]))
-    preload(submission.cells)
+    if needs_torch(submission.cells) and "torch" not in sys.modules:
+        preload()
     forbidden.watch(name for each in names.values() for name in each)
     owner = os.getpid()
     submission.run()
@@ -237,14 +191,16 @@ def read(reading: BinaryIO) -> tuple[bytes, int, Any]:
 def main(arguments: str) -> None:
     """`arguments` is JSON: the two ends of the pipes, and the limits by their names in `resource`."""
     given = json.loads(arguments)
-    restrict(given["limits"])
+    holder.restrict(given["limits"])
     reading, writing = os.fdopen(given["reading"], "rb"), os.fdopen(given["writing"], "wb")
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
     os.closerange(nowhere, nowhere + 1)
     if os.getpid() == 1:
-        stay_behind(given["reading"])
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if child := os.fork():
+            holder.stay(child, given["reading"])
     sys.path.append(os.getcwd())
     try:
         serve(reading, writing)

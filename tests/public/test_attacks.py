@@ -1,6 +1,7 @@
 """A class of hostile submissions, graded as `cs336-infer grade` does: each gets the points of what it solved and no
 more, honest ones beside it get all of theirs, and nothing outside the sandbox changes.
 
+Both ways to start a submission are attacked: forked, and as a fresh program.
 The light class answers in plain Python, so that each of its many submissions starts in a tenth of a second. The
 heavy one has torch.
 """
@@ -26,6 +27,7 @@ import torch
 
 from cs336_infer.course.assignment import Exercise
 from cs336_infer.course.checks import Ask, Check, expect_equal
+from cs336_infer.course.forks import Forks
 from cs336_infer.course.grade import Course, Journal, find_submissions, grade_class, open_course
 from cs336_infer.course.grade_report import write_csv, write_json, write_pages
 from cs336_infer.course.sandbox import Limits
@@ -420,8 +422,18 @@ class Graded:
     outside: Path
 
 
+@pytest.fixture(scope="module", params=["forked", "fresh"])
+def way(request: pytest.FixtureRequest) -> str:
+    """How the processes of submissions are started: both must give the same points."""
+    return request.param
+
+
+def forks_of(way: str) -> Forks:
+    return Forks("" if way == "forked" else "the other way is tested")
+
+
 @pytest.fixture(scope="module")
-def light(tmp_path_factory: pytest.TempPathFactory) -> Graded:
+def light(way: str, tmp_path_factory: pytest.TempPathFactory) -> Graded:
     course, folder = light_course(), tmp_path_factory.mktemp("class")
     outside = tmp_path_factory.mktemp("outside")
     outside.chmod(0o777)
@@ -451,8 +463,8 @@ def light(tmp_path_factory: pytest.TempPathFactory) -> Graded:
             (folder / name).mkdir()
             write(folder / name)
         paths = find_submissions([folder / name for name in everybody])
-        with Journal(outside / "journal", course.key) as journal:
-            results = grade_class(course, paths, seed=3, jobs=2, limits=LIMITS, journal=journal)
+        with Journal(outside / "journal", course.key) as journal, forks_of(way) as forks:
+            results = grade_class(course, paths, seed=3, jobs=2, limits=LIMITS, journal=journal, forks=forks)
             assert len(journal.results) == len(results) == len(everybody)
             journal.remove()
         for server in servers:
@@ -461,6 +473,7 @@ def light(tmp_path_factory: pytest.TempPathFactory) -> Graded:
                 server.accept()
     (outside / "socket").unlink()
     assert {p: digest(p) for p in sources} == sources
+    assert {r["process"] for r in results} == {way, "none"}
     return Graded(course, dict(zip(everybody, results, strict=True)), folder, outside)
 
 
@@ -537,7 +550,7 @@ def test_reports_of_a_hostile_class_can_be_written(light: Graded, tmp_path: Path
     assert len(set(pages)) == len(results) and all(p.is_file() and p.parent == tmp_path / "pages" for p in pages)
 
 
-def test_sleeping_just_below_each_limit(tmp_path: Path) -> None:
+def test_sleeping_just_below_each_limit(way: str, tmp_path: Path) -> None:
     """The first question sleeps, the public check of the cost is answered, the second sleep meets the sum."""
     for name, source in (("sleeper", "import time\ndef mirror(v): time.sleep(3)\n"), ("honest", HONEST)):
         (tmp_path / name).mkdir()
@@ -545,7 +558,8 @@ def test_sleeping_just_below_each_limit(tmp_path: Path) -> None:
     limits = dataclasses.replace(LIMITS, wall_s_per_question=4, wall_s=5.5)
     course = light_course()
     paths = [tmp_path / "sleeper" / "a1.py", tmp_path / "honest" / "a1.py"]
-    sleeper, honest = grade_class(course, paths, seed=1, limits=limits)
+    with forks_of(way) as forks:
+        sleeper, honest = grade_class(course, paths, seed=1, limits=limits, forks=forks)
     assert points(honest) == EXPECTED[ALL]
     assert points(sleeper) == {"mirror": 0, "decode_step_cost": course.public[1].points}
     said = [c["message"] for c in sleeper["checks"] if c["exercise"] == "decode_step_cost" and c["message"]]
@@ -612,7 +626,7 @@ HEAVY: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.fixture(scope="module")
-def heavy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def heavy(way: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     whole = open_course(REPO, "a1")
     keep = ("rope", "causal_attention", "decode_step_cost")
     course = dataclasses.replace(
@@ -623,7 +637,9 @@ def heavy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     folder, before = tmp_path_factory.mktemp("heavy"), (np.allclose, torch.allclose, torch.equal, abs, all)
     for number, (source, _, _) in enumerate(HEAVY.values()):
         (folder / f"{number:02}.py").write_text(f"{SECOND}\n# %%\n{source}\n", encoding="utf-8")
-    results = grade_class(course, find_submissions([folder]), seed=3, jobs=2)
+    with forks_of(way) as forks:
+        results = grade_class(course, find_submissions([folder]), seed=3, jobs=2, forks=forks)
+    assert {r["process"] for r in results} == {way}
     assert before == (np.allclose, torch.allclose, torch.equal, abs, all)
     return dict(zip(HEAVY, results, strict=True))
 

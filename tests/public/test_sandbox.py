@@ -1,4 +1,7 @@
-"""Hostile submissions: each costs its own question and nothing else, and nothing outside the sandbox changes."""
+"""Hostile submissions: each costs its own question and nothing else, and nothing outside the sandbox changes.
+
+All of it twice: with processes that are forked into their sandboxes, and with fresh programs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ import psutil
 import pytest
 import torch
 
-from cs336_infer.course import conversation, sandbox, seccomp, wire
+from cs336_infer.course import sandbox, seccomp, starting, wire
+from cs336_infer.course.forks import Forks
 from cs336_infer.course.questions import KINDS, StudentError, StudentProcess
 from cs336_infer.course.sandbox import Limits, SandboxUnavailable
 
@@ -38,6 +42,14 @@ HONEST = "def honest(x):\n    return x + 1\n"
 MARKER = f"student-of-{os.getpid()}"
 
 
+FORKS: list[Forks] = []
+"""What the tests' processes are forked from; nothing: fresh programs."""
+
+
+def student_of(cells: list[str], **options: Any) -> StudentProcess:
+    return StudentProcess(cells, forks=FORKS[0] if FORKS else None, **options)
+
+
 def available() -> str | None:
     try:
         with StudentProcess([HONEST], limits=SMALL) as student:
@@ -47,8 +59,19 @@ def available() -> str | None:
     return None
 
 
+@pytest.fixture(scope="module", params=["forked", "fresh"])
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    with Forks() as forks:
+        if request.param == "forked":
+            forks.prepare(torch=False)
+            forks.prepare(torch=True)
+            FORKS.append(forks)
+        yield request.param
+        FORKS.clear()
+
+
 @pytest.fixture(scope="module")
-def boxed() -> None:
+def boxed(way: str) -> None:
     missing = available()
     if missing and os.environ.get("CI") == "true":
         pytest.fail(f"the sandbox is tested in CI: {missing}")
@@ -64,7 +87,7 @@ def outside(boxed: None, tmp_path: Path) -> Iterator[Path]:
     other = tmp_path / "other_student.py"
     other.write_text("secret = 1\n")
     other.chmod(0o666)
-    sources = {path: path.read_bytes() for path in conversation.SIDE.values()}
+    sources = {path: path.read_bytes() for path in starting.SIDE.values()}
     descriptors = len(os.listdir("/proc/self/fd"))
     yield tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["other_student.py"]
@@ -72,9 +95,16 @@ def outside(boxed: None, tmp_path: Path) -> Iterator[Path]:
     assert {path: path.read_bytes() for path in sources} == sources
     assert marked() == 0
     assert len(os.listdir("/proc/self/fd")) == descriptors
-    assert not psutil.Process().children(recursive=True)
-    with StudentProcess([HONEST], limits=SMALL) as student:
+    assert children() == []
+    with student_of([HONEST], limits=SMALL) as student:
         assert student.ask("honest", 41) == 42
+        assert dict(student.ways) == {"forked" if FORKS else "fresh": 1}
+
+
+def children() -> list[psutil.Process]:
+    """All below this process, but for what submissions are forked from."""
+    kept = [pid for forks in FORKS for pid in forks.processes()]
+    return [p for p in psutil.Process().children(recursive=True) if p.pid not in kept]
 
 
 def marked() -> int:
@@ -160,7 +190,7 @@ ONE_QUESTION = {
 @pytest.mark.parametrize("name", ONE_QUESTION)
 def test_an_attack_costs_one_question(name: str, outside: Path) -> None:
     source, expected = ONE_QUESTION[name]
-    with StudentProcess([HONEST, source], limits=SMALL) as student:
+    with student_of([HONEST, source], limits=SMALL) as student:
         assert student.ask("honest", 1) == 2
         timeout_s = 1 if expected == "timeout" else 20
         assert kind(student, "attack", timeout_s=timeout_s) == expected
@@ -173,7 +203,7 @@ def test_every_kind_of_value_arrives(outside: Path) -> None:
     values = [None, True, False, 0, -(2**100), 1.5, float("inf"), "text \u00e9", b"\0\xff", [], [1, [2.0]], (1, "a")]
     values += [{"a": {"b": [None]}}, np.arange(6, dtype=np.int16).reshape(2, 3), np.float32(0.5), np.zeros((0, 3))]
     tensors = [torch.randn(2, 3).bfloat16(), torch.tensor(3), torch.empty(0, 2), torch.tensor([True, False])]
-    with StudentProcess(["def same(x, *, times=1):\n    return [x] * times"], limits=TORCH) as student:
+    with student_of(["def same(x, *, times=1):\n    return [x] * times"], limits=TORCH) as student:
         for value in values:
             (answer,) = student.ask("same", value)
             assert type(answer) is type(value)
@@ -198,7 +228,7 @@ def noisy(x):
     sys.stdout = None; sys.stderr.close()
     return x + 1
 """
-    with StudentProcess([noisy], limits=SMALL) as student:
+    with student_of([noisy], limits=SMALL) as student:
         assert [student.ask("noisy", x) for x in range(1)] == [1]
         assert student.load_errors == []
 
@@ -215,13 +245,13 @@ def test_cells_that_never_end_run_once(outside: Path) -> None:
         (hungry, "memory", 60),
     ):
         limits = Limits(wall_s_load=wall_s_load, memory_bytes=400 * 2**20)
-        with StudentProcess([HONEST, source], limits=limits) as student:
+        with student_of([HONEST, source], limits=limits) as student:
             assert [kind(student, "honest", n) for n in range(5)] == [expected] * 5
             assert student.starts == 1
 
 
 def test_restarts_are_limited(outside: Path) -> None:
-    with StudentProcess(["import os\ndef f(): os._exit(1)"], limits=Limits(restarts=2)) as student:
+    with student_of(["import os\ndef f(): os._exit(1)"], limits=Limits(restarts=2)) as student:
         assert [kind(student, "f") for _ in range(6)] == ["crash"] * 6
         assert student.starts == 3
 
@@ -229,7 +259,7 @@ def test_restarts_are_limited(outside: Path) -> None:
 def test_an_error_in_a_cell_costs_a_statement(outside: Path) -> None:
     cells = ["import nothing_of_this_name\ndef first(): return 1", "def broken(:", "raise SystemExit(3)", "import sys"]
     cells += ["sys.exit()", "def last(): return first() + 1", "second = 3"]
-    with StudentProcess(cells, limits=SMALL) as student:
+    with student_of(cells, limits=SMALL) as student:
         assert student.ask("last") == 2
         error = outcome(student, "broken")
         assert error.kind == "missing" and "cell 2" in error.message and "SyntaxError" in error.message
@@ -239,13 +269,13 @@ def test_an_error_in_a_cell_costs_a_statement(outside: Path) -> None:
 
 
 def test_the_last_definition_wins_and_a_renamed_one_is_missing(outside: Path) -> None:
-    with StudentProcess(["def f(): return 1", "def f(): return 2", "def f_new(): return 3"], limits=SMALL) as student:
+    with student_of(["def f(): return 1", "def f(): return 2", "def f_new(): return 3"], limits=SMALL) as student:
         assert student.ask("f") == 2
         assert kind(student, "g") == "missing"
 
 
 def test_an_exception_names_type_message_and_line(outside: Path) -> None:
-    with StudentProcess(["x = 1", "def f(a):\n    b = a\n    return {}[b]"], limits=SMALL) as student:
+    with student_of(["x = 1", "def f(a):\n    b = a\n    return {}[b]"], limits=SMALL) as student:
         error = outcome(student, "f", "key")
     assert error.kind == "exception"
     assert "KeyError: 'key'" in error.message and "cell 2 line 3" in error.message
@@ -253,7 +283,7 @@ def test_an_exception_names_type_message_and_line(outside: Path) -> None:
 
 def test_a_module_is_blocked_by_name(outside: Path) -> None:
     cells = ["try:\n    import json.tool\nexcept ImportError as e:\n    why = str(e)\ndef f(): return why"]
-    with StudentProcess(cells, limits=SMALL, modules_blocked=["json.tool", "cs336_infer.generate"]) as student:
+    with student_of(cells, limits=SMALL, modules_blocked=["json.tool", "cs336_infer.generate"]) as student:
         assert student.ask("f").startswith("json.tool is what this exercise asks for")
 
 
@@ -289,7 +319,7 @@ def test_forbidden_calls_are_refused_and_named(outside: Path) -> None:
     cheats = ["direct", "through", "alias", "by_getattr", "built", "by_globals", "low", "inner_import", "method"]
     forbidden = {function: names for function in [*cheats, "own"]}
     q = torch.randn(1, 2, 4, 4)
-    with StudentProcess([FORBIDDEN], calls_forbidden=forbidden, limits=TORCH) as student:
+    with student_of([FORBIDDEN], calls_forbidden=forbidden, limits=TORCH) as student:
         for function in cheats:
             error = outcome(student, function, q)
             assert error.kind == "refused", function
@@ -331,7 +361,7 @@ def nan(): return [float("nan"), torch.tensor([float("nan")])]
 
 
 def test_answers_that_cannot_be_graded_say_so(outside: Path) -> None:
-    with StudentProcess([UNGRADABLE], limits=TORCH) as student:
+    with student_of([UNGRADABLE], limits=TORCH) as student:
         for name in student.ask("names"):
             error = outcome(student, "give", name)
             assert isinstance(error, StudentError) and error.kind == "type", (name, error)
@@ -355,7 +385,7 @@ def wrong(x): return torch.zeros(3)
 
 def test_patching_libraries_stays_inside(outside: Path) -> None:
     before = (np.allclose, np.isfinite, torch.allclose, torch.equal, isinstance, len)
-    with StudentProcess([PATCHES], limits=TORCH) as student:
+    with student_of([PATCHES], limits=TORCH) as student:
         result = outcome(student, "wrong", 1, timeout_s=10)
     if not isinstance(result, StudentError):
         assert not torch.allclose(result, torch.ones(3))
@@ -376,7 +406,7 @@ def honest(x): return x
 
 
 def test_a_student_who_owns_the_loop_can_only_forge_values(outside: Path) -> None:
-    with StudentProcess([TAKEOVER], limits=SMALL) as student:
+    with student_of([TAKEOVER], limits=SMALL) as student:
         assert student.ask("take") == 1
         assert student.ask("honest", 7) == 42
         assert student.starts == 1
@@ -390,7 +420,7 @@ def later():
     threading.Timer(0.05, os._exit, [1]).start()
     return 1
 """
-    with StudentProcess([HONEST, source], limits=SMALL) as student:
+    with student_of([HONEST, source], limits=SMALL) as student:
         assert student.ask("copies") > 0
         assert student.ask("honest", 1) == 2
         assert student.ask("later") == 1
@@ -440,7 +470,7 @@ def init(): return [line for line in open("/proc/1/status") if line.startswith("
 
 def test_nothing_outside_is_within_reach(outside: Path) -> None:
     other = str(outside / "other_student.py")
-    with socket.create_server(("127.0.0.1", 0)) as server, StudentProcess([REACH], limits=SMALL) as student:
+    with socket.create_server(("127.0.0.1", 0)) as server, student_of([REACH], limits=SMALL) as student:
         for path in ("/etc/shadow", "/etc/passwd", other, str(REPO / "pyproject.toml"), __file__, "/proc/1/environ/x"):
             assert student.ask("read", path) in ("ENOENT", "EACCES", "ENOTDIR"), path
         side = f"{sandbox.PLACE}/answering/wire.py"
@@ -458,7 +488,7 @@ def test_nothing_outside_is_within_reach(outside: Path) -> None:
             assert student.ask("write", path) in ("EROFS", "EACCES"), path
         assert student.ask("write", other) == "ENOENT"
         assert student.ask("write", str(REPO / "x")) in ("ENOENT", "EROFS", "EACCES")
-        assert student.ask("listing", sandbox.PLACE + "/answering") == ["forbidden.py", "student.py", "wire.py"]
+        assert student.ask("listing", sandbox.PLACE + "/answering") == sorted(Path(p).name for p in starting.SIDE)
         assert student.ask("listing", sandbox.HOME) == []
         assert student.ask("find", "other_student.py") == []
         assert student.ask("listing", str(REPO)) in ("ENOENT", [".venv"])
@@ -482,7 +512,7 @@ def test_files_that_are_given_can_be_imported(outside: Path, tmp_path_factory: p
     given.write_text("VALUE = 7\n")
     given.parent.chmod(0o755)
     cells = ["import handout\ndef f(): return handout.VALUE"]
-    with StudentProcess(cells, limits=SMALL, files={"handout.py": given}) as student:
+    with student_of(cells, limits=SMALL, files={"handout.py": given}) as student:
         assert student.ask("f") == 7
 
 
@@ -523,7 +553,7 @@ def opened():
 
 
 def test_limits_bind(outside: Path) -> None:
-    with StudentProcess([LIMITED], limits=SMALL) as student:
+    with student_of([LIMITED], limits=SMALL) as student:
         count, error = student.ask("opened")
         assert count < SMALL.open_files and error == "EMFILE"
         assert student.ask("raise_limit") == "refused"
@@ -542,7 +572,7 @@ def test_limits_bind(outside: Path) -> None:
         count, error = student.ask("processes")
         assert SMALL.processes // 2 < count < SMALL.processes and error == "EAGAIN"
         assert student.starts == 1
-    with StudentProcess([LIMITED], limits=SMALL) as student:
+    with student_of([LIMITED], limits=SMALL) as student:
         for folder in ("/tmp", "/dev/shm"):
             written, error = student.ask("fill", folder, 1)
             assert written <= SMALL.disk_bytes and error == "ENOSPC"
@@ -551,7 +581,7 @@ def test_limits_bind(outside: Path) -> None:
 def test_processor_time_is_limited(outside: Path) -> None:
     ignoring = "import signal\ndef f():\n    signal.signal(signal.SIGXCPU, signal.SIG_IGN)\n    while True: pass"
     for source in ("def f():\n    while True: pass", ignoring):
-        with StudentProcess([source], limits=Limits(cpu_s=2)) as student:
+        with student_of([source], limits=Limits(cpu_s=2)) as student:
             error = outcome(student, "f", timeout_s=300)
         assert error.kind == "timeout" and "processor time" in error.message, error
 
@@ -570,7 +600,7 @@ def others():
     lines = [open(f"/proc/{{pid}}/cmdline", "rb").read() for pid in os.listdir("/proc") if pid.isdigit()]
     return sum(b"{MARKER}" in line for line in lines)
 """
-    with StudentProcess([source], limits=SMALL) as student:
+    with student_of([source], limits=SMALL) as student:
         assert student.ask("leave") == 1
         while not student.ask("others"):
             time.sleep(0.01)
@@ -586,12 +616,12 @@ def f():
     thread.start(); thread.join()
     return 5
 """
-    with StudentProcess([source], limits=SMALL) as student:
+    with student_of([source], limits=SMALL) as student:
         assert student.ask("f") == 5 and student.starts == 1
 
 
 def test_an_answer_over_the_limit_and_a_question_over_the_limit(outside: Path) -> None:
-    with StudentProcess(["def f(x): return b'x' * x"], limits=SMALL) as student:
+    with student_of(["def f(x): return b'x' * x"], limits=SMALL) as student:
         assert len(student.ask("f", SMALL.output_bytes - 200)) == SMALL.output_bytes - 200
         assert kind(student, "f", SMALL.output_bytes) == "type"
         with pytest.raises(wire.WireError):
@@ -601,14 +631,14 @@ def test_an_answer_over_the_limit_and_a_question_over_the_limit(outside: Path) -
 
 def test_sources_with_deep_nesting(outside: Path) -> None:
     deep = ["(" * 10**5, "-" * 10**5 + "1", "x = " + "[" * 5000 + "]" * 5000, "\0", "a" + ".b" * 10**5, "x=1\n" * 10**4]
-    with StudentProcess([HONEST, *deep], calls_forbidden={"honest": ["softmax"]}, limits=SMALL) as student:
+    with student_of([HONEST, *deep], calls_forbidden={"honest": ["softmax"]}, limits=SMALL) as student:
         result = outcome(student, "honest", 1)
     assert result == 2 or result.kind in ("crash", "exception")
 
 
 def test_without_bubblewrap_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox.shutil, "which", lambda name: None)
-    with StudentProcess([HONEST]) as student, pytest.raises(SandboxUnavailable) as caught:
+    with student_of([HONEST]) as student, pytest.raises(SandboxUnavailable) as caught:
         student.ask("honest", 1)
     assert "apt-get install bubblewrap" in str(caught.value) and "\n" not in str(caught.value)
 
@@ -616,7 +646,7 @@ def test_without_bubblewrap_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -
 def test_a_sandbox_that_does_not_start_is_no_fault_of_the_student(boxed: None, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = sandbox._mounts
     monkeypatch.setattr(sandbox, "_mounts", lambda *args: [*mounts(*args), "--ro-bind", "/not/there", "/x"])
-    with StudentProcess([HONEST]) as student, pytest.raises(SandboxUnavailable, match="did not start"):
+    with student_of([HONEST]) as student, pytest.raises(SandboxUnavailable, match="did not start"):
         student.ask("honest", 1)
 
 
@@ -641,7 +671,7 @@ def test_root_drops_to_a_real_uid_and_others_take_a_namespace(monkeypatch: pytes
     monkeypatch.setattr(sandbox.shutil, "which", lambda name: f"/usr/bin/{name}")
     for uid, has, lacks in ((0, "--reuid", "--unshare-user"), (1000, "--unshare-user", "--reuid")):
         monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
-        line = sandbox.command(["program"], conversation.SIDE, SMALL, 9)
+        line = sandbox.command(["program"], starting.SIDE, SMALL, 9)
         assert has in line and lacks not in line and line[-1] == "program"
         assert {"--unshare-net", "--unshare-pid", "--die-with-parent", "--clearenv"} <= set(line)
 
@@ -659,7 +689,7 @@ def test_the_filter_of_system_calls_is_well_formed() -> None:
 def test_an_endless_loop_is_gone_when_its_question_is_over(boxed: None) -> None:
     """As root the user changes inside the sandbox, and Linux then forgets to end the child with its parent."""
     cell = "def ready():\n    return 1\n\n\ndef loop():\n    while True:\n        pass\n"
-    with StudentProcess([cell], limits=SMALL) as student:
+    with student_of([cell], limits=SMALL) as student:
         student.ask("ready")
         assert student._pipe is not None
         family = psutil.Process(student._pipe.process.pid).children(recursive=True)
