@@ -12,6 +12,7 @@ from cs336_infer.kv import TierOptions
 from cs336_infer.models.load import LoadedModel, load_model
 from cs336_infer.types import (
     Completion,
+    DriftRule,
     FinishReason,
     InferError,
     InvalidRequest,
@@ -24,6 +25,7 @@ from cs336_infer.types import (
 __all__ = [
     "LLM",
     "Completion",
+    "DriftRule",
     "FinishReason",
     "InferError",
     "InvalidRequest",

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from cs336_infer.models.load import LoadedModel
 from cs336_infer.text import StopStrings, StreamDetokenizer
+from cs336_infer.text.drift import DriftMonitor
 from cs336_infer.text.loops import LoopDetector
 from cs336_infer.text.safety import SafetyCheck, SafetyStream, check_params
 from cs336_infer.types import NO_TOKEN, Completion, FinishReason, InvalidRequest, SamplingParams, TokenEvent
@@ -58,6 +59,7 @@ class Answer:
         else:
             done.tpot_s = (elapsed - done.ttft_s) / (len(done.token_ids) - 1)
         text = "" if token in self._eos else self._detokenizer.push(token)
+        self._look_for_drift(text)
         if len(done.token_ids) > self.params.min_tokens:
             text = self._stops.push(text)
         done.finish_reason = self._finish_reason(token)
@@ -98,7 +100,23 @@ class Answer:
     @cached_property
     def _judge(self) -> SafetyStream:
         assert self._safety is not None
-        return self._safety.watch(self._tokenizer.decode(self.completion.prompt_token_ids))
+        return self._safety.watch(self._prompt)
+
+    @cached_property
+    def _drift(self) -> DriftMonitor:
+        assert self.params.drift is not None
+        return DriftMonitor(self.params.drift, self._prompt)
+
+    @cached_property
+    def _prompt(self) -> str:
+        return self._tokenizer.decode(self.completion.prompt_token_ids)
+
+    def _look_for_drift(self, text: str) -> None:
+        if text and self.params.drift is not None:
+            done, alarm = self.completion, self._drift.push(text)
+            done.letters, done.foreign_letters = self._drift.letters, self._drift.foreign
+            if alarm and done.drifted_at is None:
+                done.drifted_at = len(done.token_ids)
 
     def _held_back(self) -> str:
         """The text that waited for more; it may complete a stop string."""
@@ -117,6 +135,8 @@ class Answer:
             return FinishReason.EOS
         if self._loops is not None and self._loops.push(token) is not None:
             return FinishReason.LOOP
+        if self.params.drift is not None and self.params.drift.ends and self.completion.drifted_at is not None:
+            return FinishReason.DRIFT
         if len(self.completion.token_ids) < self.room:
             return None
         return FinishReason.LENGTH if self.room == self.params.max_tokens else FinishReason.CONTEXT

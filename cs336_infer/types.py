@@ -45,6 +45,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # `max_tokens` were produced
     CONTEXT = "context"  # the model's context window is full
     LOOP = "loop"  # it repeated itself (`SamplingParams.loops`)
+    DRIFT = "drift"  # it slid into another writing system (`SamplingParams.drift`)
     FILTERED = "filtered"  # a safety check refused what came next (`LLM(safety=...)`)
     CANCELLED = "cancelled"  # the caller gave up on it
     TIMEOUT = "timeout"  # its time was over; what it had said by then stays
@@ -66,6 +67,24 @@ class LoopRule:
         check_integer("max_period", self.max_period, self.min_period, 2048)
         check_integer("min_copies", self.min_copies, 2, 1024)
         check_integer("min_tokens", self.min_tokens, 1, 1 << 20)
+
+
+@dataclass(frozen=True)
+class DriftRule:
+    """When an answer drifts into another writing system (`text.drift`): more than `share` of `window` letters in a row
+    are of scripts that its prompt gave no reason for. `ends`: the answer ends there; otherwise it is only noted."""
+
+    window: int = 64
+    share: float = 0.4
+    ends: bool = False
+
+    def __post_init__(self) -> None:
+        check_integer("window", self.window, 1, 1 << 16)
+        check_number("share", self.share, 0.0, 1.0, "a number from 0 to below 1")
+        if self.share == 1:
+            raise InvalidRequest("share must be a number from 0 to below 1: more than all letters cannot be foreign")
+        if not isinstance(self.ends, bool):
+            raise InvalidRequest(f"ends must be True or False, not {short(self.ends)}")
 
 
 @dataclass(frozen=True)
@@ -94,6 +113,7 @@ class SamplingParams:
         logprobs: report the log-probability of each chosen token and of so many most probable ones, 0 to 20; of the
             model's own distribution, before bias, penalties and temperature. None reports nothing. `LLM` only.
         loops: end the answer when it repeats itself by this rule; None lets it go on.
+        drift: note when the answer slides into another writing system, or end it; None does not look.
     """
 
     max_tokens: int = 128
@@ -111,6 +131,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     logprobs: int | None = None
     loops: LoopRule | None = None
+    drift: DriftRule | None = field(default_factory=DriftRule)
 
     def __post_init__(self) -> None:
         check_integer("max_tokens", self.max_tokens, 1, None)
@@ -129,6 +150,8 @@ class SamplingParams:
             check_integer("logprobs", self.logprobs, 0, 20)
         if self.loops is not None and not isinstance(self.loops, LoopRule):
             raise InvalidRequest(f"loops must be a LoopRule, not {short(self.loops)}")
+        if self.drift is not None and not isinstance(self.drift, DriftRule):
+            raise InvalidRequest(f"drift must be a DriftRule, not {short(self.drift)}")
         if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
             raise InvalidRequest(f"logit_bias must map token ids to numbers, not {short(self.logit_bias)}")
         for token, bias in (self.logit_bias or {}).items():
@@ -205,6 +228,9 @@ class Completion:
     path: str = ""  # which rung produced it
     cached_tokens: int = 0  # tokens of the prompt whose keys and values were found and not computed
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token, where they were asked for
+    letters: int = 0  # of its text, where `SamplingParams.drift` looks
+    foreign_letters: int = 0  # those of writing systems that the prompt gave no reason for
+    drifted_at: int | None = None  # tokens produced when they were too many for the first time
     filtered: str | None = None  # what the safety check said, with the finish reason "filtered"
     error: str | None = None  # one line, with the finish reason "error"
 

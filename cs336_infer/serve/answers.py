@@ -16,6 +16,7 @@ FINISH = {
     FinishReason.LENGTH: "length",
     FinishReason.CONTEXT: "length",
     FinishReason.LOOP: "repetition",
+    FinishReason.DRIFT: "script_drift",
     FinishReason.FILTERED: "content_filter",
     FinishReason.ERROR: "error",
     FinishReason.CANCELLED: "abort",

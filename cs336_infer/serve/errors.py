@@ -14,6 +14,8 @@ from cs336_infer.serve.protocol import Sampling
 from cs336_infer.text.safety import SafetyFailed
 from cs336_infer.types import InferError, InvalidRequest, PromptRefused
 
+FIELDS = {*Sampling.model_fields, "logprobs", "top_logprobs"}  # that the text of an error may name
+
 
 class RequestError(InferError):
     """A request that is not obeyed. `status` is HTTP's, `param` the field at fault."""
@@ -47,7 +49,7 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(InvalidRequest)
     async def refused(_: Request, error: InvalidRequest) -> JSONResponse:
         words = re.findall(r"\w+", str(error))
-        param = next((w for w in words if w in Sampling.model_fields), None)
+        param = next((w for w in words if w in FIELDS), None)
         code = "content_filter" if isinstance(error, PromptRefused) else None
         return respond(RequestError(str(error), param=param, code=code))
 

@@ -46,6 +46,13 @@ class Metrics:
         self._prompt = Counter(
             "cs336:prompt_tokens", "Prompt tokens of answers that ended", labels, registry=self._registry
         )
+        self._drifts = Counter(
+            "cs336:script_drift", "Answers that slid into another writing system", labels, registry=self._registry
+        )
+        self._letters = Counter("cs336:letters", "Letters produced", labels, registry=self._registry)
+        self._foreign = Counter(
+            "cs336:foreign_letters", "Letters of scripts the prompt gave no reason for", labels, registry=self._registry
+        )
         self._registry.register(_Live(llm, self))
 
     def ended(self, done: Completion) -> None:
@@ -54,6 +61,9 @@ class Metrics:
         self._ended.labels(**self._labels, finished_reason=reason).inc()
         self._tokens.labels(**self._labels).inc(len(done.token_ids))
         self._prompt.labels(**self._labels).inc(len(done.prompt_token_ids))
+        self._drifts.labels(**self._labels).inc(done.drifted_at is not None)
+        self._letters.labels(**self._labels).inc(done.letters)
+        self._foreign.labels(**self._labels).inc(done.foreign_letters)
         if done.token_ids:
             rest = len(done.token_ids) - 1
             self._ttft.observe(done.ttft_s)

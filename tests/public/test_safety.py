@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from itertools import pairwise
 from typing import Any
 
+import httpx
 import pytest
 import tiny
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from test_serve import NAME, Served
 
 from cs336_infer import LLM, FinishReason, LoadedModel, SamplingParams, Session, generate, load_model
+from cs336_infer.cli import main
 from cs336_infer.text.blocklist import Blocklist
 from cs336_infer.text.fold import Folder, fold, fold_char, in_word
 from cs336_infer.text.safety import AllOf, Classifier, SafetyFailed, as_check, check_prompt
@@ -313,3 +317,64 @@ def test_the_next_turn_of_a_session_does_not_read_what_was_filtered(model):
     checked.llm.engine.safety = None
     checked.say("go on", SamplingParams(max_tokens=2))
     assert pattern not in model.tokenizer.decode(checked.tokens[:-2])
+
+
+# ---- in the server
+
+
+def test_the_server_refuses_prompts_and_cuts_answers(model):
+    free = generate(model, "fib", SamplingParams(max_tokens=24, ignore_eos=True))[0].text
+    pattern = free[6:9]
+    served = Served(LLM(model, block_size=4, kv_tokens=2048, safety=Blocklist([pattern, "forbidden fruit"])))
+    try:
+        ask: dict[str, Any] = {"model": NAME, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+        refused = served.post("/v1/completions", ask | {"prompt": ["fib", "Forbidden  Fruit"]})
+        assert refused.status_code == 400 and refused.json()["error"]["code"] == "content_filter"
+        assert "fruit" not in refused.json()["error"]["message"].lower()
+        logprobs = served.post("/v1/completions", ask | {"prompt": "fib", "logprobs": 1})
+        assert logprobs.status_code == 400 and logprobs.json()["error"]["param"] == "logprobs"
+        whole = served.post("/v1/completions", ask | {"prompt": "fib"}).json()["choices"][0]
+        stream = served.post("/v1/completions", ask | {"prompt": "fib", "stream": True}).text
+        chunks = [json.loads(line[6:]) for line in stream.split("\n\n") if line.startswith("data: {")]
+        want, _ = allowed(free, [pattern], False)
+        assert whole["text"] == "".join(c["choices"][0]["text"] for c in chunks) == want
+        assert whole["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "content_filter"
+        assert whole["stop_reason"] is None and pattern not in stream
+        metrics = httpx.get(served.url + "/metrics").text
+        assert f'cs336:prompts_refused_total{{model_name="{NAME}"}} 1.0' in metrics
+        assert f'finished_reason="filtered",model_name="{NAME}"}} 2.0' in metrics
+    finally:
+        served.idle()
+        served.close()
+
+
+def test_the_server_answers_500_when_a_check_fails(model):
+    def judge(prompt: str, answer: str) -> str | None:
+        if "the" in (prompt if not answer else answer[:0]):
+            raise RuntimeError("secret detail")
+        return 1 / 0 if answer else None  # type: ignore[return-value]
+
+    served = Served(LLM(model, block_size=4, kv_tokens=1024, safety=Classifier(judge)))
+    try:
+        for prompt in ("the capital", "fib"):
+            reply = served.post("/v1/completions", {"model": NAME, "prompt": prompt, "max_tokens": 4})
+            assert reply.status_code == 500 and "a safety check failed" in reply.json()["error"]["message"]
+            assert "secret" not in reply.text
+    finally:
+        served.idle()
+        served.close()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"# only a comment\n", b"caf\xe9"])
+def test_the_command_line_refuses_a_list_that_is_none(content, tmp_path, capsys):
+    file = tmp_path / "list.txt"
+    if content is not None:
+        file.write_bytes(content)
+    assert main(["serve", "--blocklist", str(file)]) == 2
+    said = capsys.readouterr().err.strip()
+    assert str(file) in said and "\n" not in said
+
+
+def test_words_without_a_list(capsys):
+    assert main(["serve", "--blocklist-words"]) == 2
+    assert "--blocklist" in capsys.readouterr().err
