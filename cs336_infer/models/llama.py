@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +16,10 @@ from cs336_infer.models.attend import Attend, KVCache
 from cs336_infer.models.config import ModelConfig
 from cs336_infer.models.weights import WeightSource, expected_shapes
 
-KERNELS = ("reference", "packed")
+KERNELS = ("reference", "packed", "compile")
+"""Rungs: plain PyTorch, weights reordered for the CPU, and plain PyTorch through `torch.compile`."""
+
+Rope = tuple[torch.Tensor, torch.Tensor]
 
 
 class Block:
@@ -22,19 +27,24 @@ class Block:
 
     def __init__(self, config: ModelConfig, get: Callable[..., torch.Tensor], path: str) -> None:
         self.config = config
+        linear = "packed" if path == "packed" else "reference"
         self.attn_norm = get("input_layernorm")
-        self.qkv = Linear(get("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), path)
+        self.qkv = Linear(get("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), linear)
         self.q_norm = get("self_attn.q_norm") if config.qk_norm else None
         self.k_norm = get("self_attn.k_norm") if config.qk_norm else None
-        self.o = Linear(get("self_attn.o_proj"), path)
+        self.o = Linear(get("self_attn.o_proj"), linear)
         self.mlp_norm = get("post_attention_layernorm")
-        self.gate_up = Linear(get("mlp.gate_proj", "mlp.up_proj"), path)
-        self.down = Linear(get("mlp.down_proj"), path)
+        self.gate_up = Linear(get("mlp.gate_proj", "mlp.up_proj"), linear)
+        self.down = Linear(get("mlp.down_proj"), linear)
+        self._project, self._finish = _compiled() if path == "compile" else (Block.project, Block.finish)
 
-    def __call__(
-        self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], layer: int, attend: Attend
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rope: Rope, layer: int, attend: Attend) -> torch.Tensor:
         """x: [batch, seq, hidden] -> the same shape."""
+        q, k, v = self._project(self, x, rope)
+        return self._finish(self, x, attend(layer, q, k, v).reshape(x.shape[0], x.shape[1], -1))
+
+    def project(self, x: torch.Tensor, rope: Rope) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What attention needs: q [batch, seq, heads, head_dim], k and v [batch, seq, kv_heads, head_dim]."""
         c = self.config
         batch, seq, _ = x.shape
         qkv = self.qkv(rms_norm(x, self.attn_norm, c.rms_eps)).view(batch, seq, -1, c.head_dim)
@@ -43,16 +53,26 @@ class Block:
             q, k = qk.split([c.num_heads, c.num_kv_heads], 2)
             qk = torch.cat((rms_norm(q, self.q_norm, c.rms_eps), rms_norm(k, self.k_norm, c.rms_eps)), 2)
         q, k = apply_rope(qk, *rope).split([c.num_heads, c.num_kv_heads], 2)
-        mixed = attend(layer, q, k, v).reshape(batch, seq, -1)
+        return q, k, v
+
+    def finish(self, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """The rest of the layer; mixed: [batch, seq, heads * head_dim]."""
         x = self.o(mixed, residual=x)
-        return self.down(swiglu(self.gate_up(rms_norm(x, self.mlp_norm, c.rms_eps))), residual=x)
+        return self.down(swiglu(self.gate_up(rms_norm(x, self.mlp_norm, self.config.rms_eps))), residual=x)
+
+
+@cache
+def _compiled() -> tuple[Any, Any]:
+    """The two halves of a layer through `torch.compile`. Weights are inputs of the graphs, so that all layers share
+    them; the number of tokens is symbolic. What lies between the halves, the KV cache, stays Python."""
+    return torch.compile(Block.project, dynamic=True), torch.compile(Block.finish, dynamic=True)
 
 
 class Llama:
     """A decoder-only transformer with its weights in memory.
 
     Attributes:
-        config: its shape. dtype, device: of the weights. path: "reference" or "packed" (see `Linear`).
+        config: its shape. dtype, device: of the weights. path: one of `KERNELS`.
     """
 
     def __init__(
@@ -86,7 +106,10 @@ class Llama:
         layers = tqdm(range(config.num_layers), desc="loading", unit="layer", disable=not progress, leave=False)
         self.blocks = [block(i) for i in layers]
         self.norm = get("model.norm.weight")
-        self.head = Linear(self.embed if config.tie_embeddings else get("lm_head.weight"), path)
+        self.head = Linear(
+            self.embed if config.tie_embeddings else get("lm_head.weight"),
+            "packed" if path == "packed" else "reference",
+        )
         self.inv_freq = inverse_frequencies(config, rope_factors).to(device)
 
     @torch.inference_mode()

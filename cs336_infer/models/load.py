@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,8 +68,9 @@ def load_model(
             config.json and safetensors, or a hub id.
         dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the hardware multiplies it, else float32.
         device: "cpu", "cuda", "cuda:1", or "auto": a GPU if there is one.
-        kernels: "reference" (plain PyTorch), "packed" (weights reordered for the CPU), or "auto": packed where it
-            exists. A name that cannot run here is an error.
+        kernels: "reference" (plain PyTorch), "packed" (weights reordered for the CPU), "compile" (plain PyTorch
+            through `torch.compile`, which takes a minute when it first runs), or "auto": packed where it exists.
+            A name that cannot run here is an error.
         progress: show a bar while loading; None shows it only on a terminal or in a notebook.
 
     Raises:
@@ -177,6 +179,8 @@ def _kernels(kernels: str, dtype: torch.dtype, device: torch.device) -> str:
         raise InvalidRequest(f"unknown kernels {kernels!r} ({', '.join(KERNELS)} or auto)")
     if kernels == "packed" and not packing_available(dtype, device):
         raise InvalidRequest(f"kernels='packed' does not run with {dtype} on {device} with this build of torch")
+    if kernels == "compile" and device.type == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
+        raise InvalidRequest("kernels='compile' needs a C++ compiler, g++ or the one that $CXX names (Debian: g++)")
     return kernels
 
 

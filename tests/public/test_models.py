@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
 from cs336_kernels.ops import packing_available
 from tiny import write_model
 
-from cs336_infer import load_model
+from cs336_infer import LLM, InvalidRequest, SamplingParams, load_model
 from cs336_infer.kv import ContiguousKV, NoCache
 from cs336_infer.models.config import ModelConfig, RopeScaling
 from cs336_infer.models.llama import inverse_frequencies
@@ -60,6 +61,30 @@ def test_logits_equal_transformers(variant, kernels, tmp_path):
     chunks = [(0, 30), (30, 31), (31, 76), (76, 77)]
     got = [ours.net.forward(ids[:, a:b], positions[:, a:b], kv, last_only=False) for a, b in chunks]
     close(torch.cat(got, 1), want)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
+def test_the_compiled_rung_equals_the_plain_one(tmp_path):
+    write_model(tmp_path, "qwen3")
+    plain, compiled = (load_model(tmp_path, dtype="float32", device="cpu", kernels=k) for k in ("reference", "compile"))
+    prompts, params = [[5, 6, 7], list(range(20, 50)), [9]], SamplingParams(max_tokens=6, ignore_eos=True)
+    graphs, ids = [], []
+    for model in (plain, compiled):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        done = LLM(model, kv_tokens=512, step_tokens=8).generate(prompts, params)
+        assert f"kernels={model.net.path}" in done[0].path
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        ids.append([c.token_ids for c in done])
+    assert ids[0] == ids[1]
+    assert graphs[0] == 0 and 2 <= graphs[1] <= 6  # two for all layers, again where a size of 1 is special
+
+
+def test_the_compiled_rung_needs_a_compiler(tmp_path, monkeypatch):
+    write_model(tmp_path)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(InvalidRequest, match="compiler"):
+        load_model(tmp_path, dtype="float32", device="cpu", kernels="compile")
 
 
 def test_every_past_token_moves_the_logits(tmp_path):
