@@ -44,7 +44,8 @@ class Sampler:
         Raises:
             NonFiniteLogits: argmax of a NaN would be a token like any other, and the answer a row of "!!!!".
         """
-        if not bool(torch.isfinite(logits).all()):
+        # One sum finds every NaN and infinity; it is far cheaper than asking each logit, and is only wrong by overflow.
+        if not bool(logits.sum().isfinite()) and not bool(logits.isfinite().all()):
             raise NonFiniteLogits("the model produced NaN or infinite logits: its weights are damaged or overflow")
         if self._plain:
             return logits.argmax(-1).tolist()

@@ -20,6 +20,9 @@ from cs336_infer.models.attend import Attend
 from cs336_infer.models.config import ModelConfig
 from cs336_infer.types import InvalidRequest
 
+GROUP_BYTES = 1 << 20  # of the keys of a group of rows in one layer
+GROUP_FILL = 0.8  # the shortest row of a group has at least this share of the blocks of its longest
+
 
 @dataclass(frozen=True)
 class Row:
@@ -35,6 +38,10 @@ class Row:
     @property
     def total(self) -> int:
         return self.past + self.new
+
+
+_Single = tuple[int, Row, torch.Tensor]
+"""A row with one new token: its column in the flat batch, and its table."""
 
 
 class PagedKV:
@@ -68,6 +75,21 @@ class PagedKV:
         self.block_size, self.fill = block_size, fill
         if fill is not None:
             self.data.fill_(fill)
+
+    @property
+    def page(self) -> int:
+        """Numbers in a page: the keys, or the values, of a block in one layer."""
+        return self.data[0, 0, 0].numel()
+
+    def pages(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Where the pages of these blocks are in `layer`."""
+        return blocks * (self.data.shape[1] * 2)
+
+    def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer: views [pages, page] of the memory that begin with this layer's page of block 0,
+        so that the same indices serve every layer. Index rows of one contiguous matrix are moved the fastest way."""
+        flat = self.data.view(-1, self.page)
+        return flat[2 * layer :], flat[2 * layer + 1 :]
 
     @property
     def block_bytes(self) -> int:
@@ -108,81 +130,92 @@ class PagedStep:
         tables = [torch.tensor(r.table[: math.ceil(r.total / size)]) for r in rows]
         flat = torch.cat(places)
         self.positions = flat.unsqueeze(0).to(device)
-        blocks = torch.cat([t[p // size] for t, p in zip(tables, places, strict=True)]).to(device)
-        offsets = (flat % size).to(device)
+        blocks = torch.cat([t[p // size] for t, p in zip(tables, places, strict=True)])
+        self._slots = (memory.pages(blocks) * size + flat % size).to(device)
         ends = torch.tensor([r.new for r in rows]).cumsum(0)
         self.last = (ends - 1).to(device)
-        self._slots = blocks, offsets
-        self._single = _Singles(rows, tables, ends, size, device)
+        singles = [(int(e) - 1, r, t) for e, r, t in zip(ends, rows, tables, strict=True) if r.new == 1]
+        self._singles = [_Singles(memory, group) for group in _alike(singles, memory)]
         self._longer = [
-            (int(end) - r.new, int(end), r, t.to(device))
+            (int(end) - r.new, int(end), r, memory.pages(t).to(device))
             for end, r, t in zip(ends, rows, tables, strict=True)
             if r.new > 1
         ]
+        most = max((len(s.pages) for s in self._singles), default=0)
+        self._scratch = memory.data.new_empty((2, most, memory.page))
 
     def extend(self, new: int) -> Attend:
         if new != self.positions.shape[1]:
             raise ValueError(f"this step stores {self.positions.shape[1]} tokens, not {new}")
-        data, single = self._memory.data, self._single
+        memory, width = self._memory, self._memory.page // self._memory.block_size
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            keys, values = data[:, layer, 0], data[:, layer, 1]
-            keys[self._slots] = k[0]
-            values[self._slots] = v[0]
+            keys, values = memory.layer(layer)
+            for mine, fresh in ((keys, k), (values, v)):
+                mine.view(-1, width).index_copy_(0, self._slots, fresh.reshape(-1, width))
             out = torch.empty_like(q)
-            for begin, end, row, table in self._longer:
+            for begin, end, row, pages in self._longer:
                 if row.past == 0:
                     mine = k[:, begin:end], v[:, begin:end]
                 else:
-                    mine = (_gathered(t, table)[:, : row.total] for t in (keys, values))
+                    mine = (t[pages].view(1, -1, *k.shape[2:])[:, : row.total] for t in (keys, values))
                 past_and_new = (t.transpose(1, 2) for t in mine)
                 out[:, begin:end] = attention(q[:, begin:end].transpose(1, 2), *past_and_new).transpose(1, 2)
-            if single.count:
-                out[0, single.columns] = single.attend(q[0, single.columns], keys, values)
+            for group in self._singles:
+                past_k, past_v = (
+                    group.gather(t, s).unflatten(-1, k.shape[2:]).transpose(1, 2)
+                    for t, s in zip((keys, values), self._scratch, strict=True)
+                )
+                mixed = attention(q[0, group.columns].unsqueeze(2), past_k, past_v, group.mask)
+                out[0].index_copy_(0, group.columns, mixed.squeeze(2))
             return out
 
         return attend
 
 
+def _alike(singles: list[_Single], memory: PagedKV) -> list[list[_Single]]:
+    """Rows in groups of nearly equal length: little padding, and pages that stay in the cache while they are used."""
+    groups: list[list[_Single]] = []
+    for single in sorted(singles, key=lambda s: -len(s[2])):
+        if groups:
+            widest = len(groups[-1][0][2])
+            page_bytes = memory.page * memory.data.itemsize
+            fits = (len(groups[-1]) + 1) * widest * page_bytes <= GROUP_BYTES
+            if fits and len(single[2]) >= GROUP_FILL * widest:
+                groups[-1].append(single)
+                continue
+        groups.append([single])
+    return groups
+
+
 class _Singles:
-    """The rows with one new token, together: their pages are gathered into one padded batch.
+    """Rows with one new token, together: their pages are gathered into one padded batch.
 
     What lies behind a row's end, the unwritten tail of its last block and the padding, is set to zero and masked: a
     mask alone does not hide a NaN, since 0 * NaN is NaN.
+
+    Attributes:
+        columns: [rows] int64, where their tokens are. mask: [rows, 1, 1, width] bool, None when equally long.
     """
 
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        tables: Sequence[torch.Tensor],
-        ends: torch.Tensor,
-        block_size: int,
-        device: torch.device,
-    ) -> None:
-        mine = [i for i, r in enumerate(rows) if r.new == 1]
-        self.count = len(mine)
-        if not mine:
-            return
-        self.columns = (ends[mine] - 1).to(device)
-        widest = max(len(tables[i]) for i in mine)
-        padded = [torch.cat((tables[i], tables[i][-1:].expand(widest - len(tables[i])))) for i in mine]
-        self.tables = torch.cat(padded).to(device)
-        totals = torch.tensor([rows[i].total for i in mine])
-        longest = int(totals.max())
-        self.width = longest
-        hidden = torch.arange(longest) >= totals.unsqueeze(1)
-        self.hidden = tuple(i.to(device) for i in hidden.nonzero(as_tuple=True)) if hidden.any() else None
-        self.mask = (~hidden)[:, None, None].to(device) if self.hidden is not None else None
+    def __init__(self, memory: PagedKV, rows: Sequence[_Single]) -> None:
+        device = memory.data.device
+        self.columns = torch.tensor([column for column, _, _ in rows]).to(device)
+        tables = torch.nn.utils.rnn.pad_sequence([t for _, _, t in rows], batch_first=True)
+        self.pages = memory.pages(tables.flatten()).to(device)
+        totals = torch.tensor([r.total for _, r, _ in rows])
+        self._shape = len(rows), tables.shape[1] * memory.block_size
+        self._width = int(totals.max())
+        places = torch.arange(self._shape[1])
+        hidden = (places >= totals.unsqueeze(1)) & (places < self._width)
+        self._hidden = hidden.flatten().nonzero().squeeze(1).to(device) if hidden.any() else None
+        self.mask = None if self._hidden is None else ~hidden[:, None, None, : self._width].to(device)
 
-    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """q: [count, heads, head_dim] -> the same shape. keys, values: [num_blocks, block_size, kv_heads, head_dim]."""
-        k, v = (_gathered(t, self.tables, self.count)[:, : self.width] for t in (keys, values))
-        if self.hidden is not None:
-            k[self.hidden] = 0
-            v[self.hidden] = 0
-        return attention(q.unsqueeze(2), k.transpose(1, 2), v.transpose(1, 2), self.mask).squeeze(2)
-
-
-def _gathered(memory: torch.Tensor, blocks: torch.Tensor, rows: int = 1) -> torch.Tensor:
-    """A copy of the blocks of one layer, in order: [rows, tokens, kv_heads, head_dim]."""
-    return memory.index_select(0, blocks).view(rows, -1, *memory.shape[2:])
+    def gather(self, pages: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+        """pages: of the keys or values of a layer; scratch: [>= its pages, page]. Returns [rows, width, kv_heads *
+        head_dim] in `scratch`: fresh memory for every layer would cost more than the copy, in page faults."""
+        mine = scratch[: len(self.pages)]
+        torch.index_select(pages, 0, self.pages, out=mine)
+        if self._hidden is not None:
+            mine.view(self._shape[0] * self._shape[1], -1).index_fill_(0, self._hidden, 0)
+        return mine.view(*self._shape, -1)[:, : self._width]
