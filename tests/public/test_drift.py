@@ -100,6 +100,7 @@ RUSSIAN = "Движок хранит таблицу блоков, и у кажд
         ("Как работает движок?", RUSSIAN * 3 + ENGLISH),
         ("東京について", "東京は日本の首都です。とても大きなまちで、たくさんのひとがすんでいます。"),
         ("Who wrote it?", ENGLISH + "Лев Толстой wrote «Война и мир». " + ENGLISH),
+        ("Who said it?", ENGLISH + "«Познание бесконечности требует бесконечного времени» " + ENGLISH),
         ("What is Beijing called?", ENGLISH + "北京 (Běijīng), formerly 北平. " + ENGLISH),
         (
             "State Bayes' rule",
@@ -118,13 +119,13 @@ def test_what_is_no_drift(prompt, answer):
 @pytest.mark.parametrize(
     ("prompt", "answer"),
     [
-        ("How does the engine work?", ENGLISH + CHINESE + THAI),
-        ("How does the engine work?", ENGLISH * 3 + THAI),
-        ("How does the engine work?", RUSSIAN),
-        ("How does the engine work?", "the 引擎 keeps 一个块表 of 每个请求 and 自己的一行 in 表中的块, " * 2),
-        ("Как работает движок?", RUSSIAN + CHINESE * 2),
-        ("State Bayes' rule", "Ο κανόνας του Μπέυζ είναι ένα θεώρημα των πιθανοτήτων"),
-        ("대한민국의 수도는", THAI),
+        ("How does the engine work?", ENGLISH + CHINESE * 2 + THAI),
+        ("How does the engine work?", ENGLISH * 3 + THAI * 2),
+        ("How does the engine work?", RUSSIAN * 2),
+        ("How does the engine work?", "the 引擎 keeps 一个块表 of 每个请求 and 自己的一行 in 表中的块, " * 3),
+        ("Как работает движок?", RUSSIAN + CHINESE * 3),
+        ("State Bayes' rule", "Ο κανόνας του Μπέυζ είναι ένα θεώρημα των πιθανοτήτων " * 2),
+        ("대한민국의 수도는", THAI * 2),
     ],
 )
 def test_what_is_drift(prompt, answer):
@@ -161,12 +162,12 @@ def answer_of(model: LoadedModel, text: str, rule: DriftRule | None) -> Completi
 
 
 def test_an_alarm_is_noted_and_ends_an_answer_only_if_asked(model):
-    text = "capital " + "繁體中文" * 9
+    text = "capital " + "繁體中文" * 15
     noted, ended, off = (answer_of(model, text, rule) for rule in (DriftRule(), DriftRule(ends=True), None))
     assert (noted.text, noted.finish_reason) == (text, FinishReason.LENGTH)
-    assert (noted.letters, noted.foreign_letters) == (7 + 36, 36)
+    assert (noted.letters, noted.foreign_letters) == (7 + 60, 60)
     assert ended.finish_reason is FinishReason.DRIFT and ended.drifted_at == noted.drifted_at == len(ended.token_ids)
-    assert ended.text == text[: 8 + 26]  # more than 0.4 times 64
+    assert ended.text == text[: 8 + 52]  # more than 0.4 times 128
     assert (off.drifted_at, off.letters, off.foreign_letters) == (None, 0, 0)
     with pytest.raises(InvalidRequest, match="drift"):
         SamplingParams(drift=0.5)  # type: ignore[arg-type]
@@ -174,8 +175,8 @@ def test_an_alarm_is_noted_and_ends_an_answer_only_if_asked(model):
 
 def test_the_metrics_of_the_server(model):
     metrics = Metrics(LLM(model, block_size=4, kv_tokens=64), "m")
-    for text in ("capital " + "繁體中文" * 9, "capital 繁"):
+    for text in ("capital " + "繁體中文" * 15, "capital 繁"):
         metrics.ended(answer_of(model, text, DriftRule()))
     lines = metrics.text().decode()
-    for name, value in (("script_drift", 1), ("letters", 51), ("foreign_letters", 37)):
+    for name, value in (("script_drift", 1), ("letters", 75), ("foreign_letters", 61)):
         assert f'cs336:{name}_total{{model_name="m"}} {value}.0' in lines
