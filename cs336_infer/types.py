@@ -72,7 +72,8 @@ class LoopRule:
 @dataclass(frozen=True)
 class DriftRule:
     """When an answer drifts into another writing system (`text.drift`): more than `share` of `window` letters in a row
-    are of scripts that its prompt gave no reason for. The default lets a quotation of 50 letters pass. `ends`: the answer ends there; otherwise it is only noted."""
+    are of scripts that its prompt gave no reason for. The default lets a quotation of 50 letters pass. `ends`: the
+    answer ends there; otherwise it is only noted."""
 
     window: int = 128
     share: float = 0.4
