@@ -65,7 +65,7 @@ def serve(args: argparse.Namespace, load: Callable[[argparse.Namespace], object]
     except ModuleNotFoundError as error:
         raise InferError(f"serving needs the package {error.name}: pip install 'cs336-infer[serving]'") from None
     from cs336_infer.engine.llm import LLM
-    from cs336_infer.engine.scheduler import by_priority
+    from cs336_infer.engine.roster import by_priority
     from cs336_infer.kv.tier_options import TierOptions
     from cs336_infer.models.load import LoadedModel
     from cs336_infer.text.blocklist import Blocklist

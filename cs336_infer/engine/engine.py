@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from cs336_infer.engine.scheduler import OutOfCapacity, Scheduler
+from cs336_infer.engine.roster import OutOfCapacity
+from cs336_infer.engine.scheduler import Scheduler
 from cs336_infer.engine.sequence import Sequence
 from cs336_infer.kv.manager import KVManager
 from cs336_infer.models.load import LoadedModel

@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from cs336_infer.engine.engine import Engine
-from cs336_infer.engine.scheduler import Rank, first_come
+from cs336_infer.engine.roster import Rank, first_come
 from cs336_infer.engine.sequence import Sequence
 from cs336_infer.generate import generate, stream
 from cs336_infer.kv.manager import KVManager
@@ -52,7 +52,7 @@ class LLM:
         policy: which cached block is given up first; LRU by default.
         tiers: host memory and disk below the device (`TierOptions`).
         max_batch: sequences that run at once. step_tokens: tokens computed in one step; longer prompts go in chunks.
-        rank: which sequence goes first, see `engine.scheduler`.
+        rank: which sequence goes first, see `engine.roster`.
         preemption: what becomes of a sequence that gives up its blocks: "recompute", or "swap" to the host tier.
         safety: what judges prompts and answers: a check or several (`text.safety`).
         debug: check the accounting of KV memory after every operation. fill: what unused KV slots are filled with.

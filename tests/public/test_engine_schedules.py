@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cs336_infer import FinishReason, LoadedModel, SamplingParams, generate, load_model
 from cs336_infer.engine import LLM
-from cs336_infer.engine.scheduler import by_priority, first_come
+from cs336_infer.engine.roster import by_priority, first_come
 from cs336_infer.kv.tier_options import TierOptions
 
 EXAMPLES = int(os.environ.get("SCHEDULES", "40"))  # 300 in the soak

@@ -59,14 +59,14 @@ def test_a_swapped_sequence_computes_nothing_again(model: LoadedModel, alone: li
 def test_without_swap_and_cache_all_of_it_is_computed_again(model: LoadedModel, alone: list[list[int]]) -> None:
     with crowded(model, prefix_cache=False) as llm:
         lost = 0
-        preempt = llm.engine.scheduler._preempt
+        preempt = llm.engine.scheduler.preempt
 
         def spy(sequence: Any) -> None:
             nonlocal lost
             lost += sequence.stored
             preempt(sequence)
 
-        llm.engine.scheduler._preempt = spy  # type: ignore[method-assign]
+        llm.engine.scheduler.preempt = spy  # type: ignore[method-assign]
         assert [c.token_ids for c in llm.generate(PROMPTS, P24)] == alone
         assert llm.stats()["device"]["tokens_recomputed"] == lost > 0
 
