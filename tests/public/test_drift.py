@@ -129,7 +129,8 @@ def test_what_is_no_drift(prompt, answer):
     ],
 )
 def test_what_is_drift(prompt, answer):
-    """vllm#12954, sglang#33397, vllm-ascend#13615, and the post-mortem of 2025-09-17: mixed-language text."""
+    """vllm-project/vllm#12954, sgl-project/sglang#33397, vllm-project/vllm-ascend#13615, and
+    Anthropic's post-mortem of 2025-09-17 (b): answers in mixed languages."""
     assert DriftMonitor(DriftRule(), prompt).push(answer)
 
 

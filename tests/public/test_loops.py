@@ -48,14 +48,14 @@ def test_it_is_its_definition(pieces, rule, separators):
 
 
 def test_equal_separators_are_no_pattern_of_four():
-    """vllm#52677: with a smallest period of 4 and 3 copies, twelve equal tokens are not a loop of 4."""
+    """vllm-project/vllm#52677: with a smallest period of 4 and 3 copies, twelve equal tokens are not a loop of 4."""
     detector = LoopDetector(LoopRule(max_period=8, min_period=4, min_copies=3, min_tokens=12))
     assert [detector.push(7) for _ in range(30)] == [None] * 30
     assert [detector.push(t) for t in [1, 2, 3, 4] * 3][-1] is not None
 
 
 def test_a_long_block_is_found():
-    """llama.cpp#26039: loops may repeat hundreds of tokens."""
+    """ggml-org/llama.cpp#26039: loops may repeat hundreds of tokens."""
     detector = LoopDetector(LoopRule(max_period=1024, min_copies=4, min_tokens=64))
     unit = list(range(1000))
     loops = [detector.push(t) for t in unit * 4]
@@ -73,13 +73,13 @@ def test_a_long_block_is_found():
     ],
 )
 def test_rules_that_cannot_be(values, words):
-    """vllm#31690, #46700: a smallest period of 0, and a largest one that would cost the scheduler its time."""
+    """vllm-project/vllm#31690, #46700: a smallest period of 0, a largest one that costs the scheduler its time."""
     with pytest.raises(InvalidRequest, match=words):
         LoopRule(**values)
 
 
 def test_a_loop_ends_an_answer_under_its_own_name(tmp_path):
-    """vllm#35451: a looping answer ends with a finish reason of its own, not at max_tokens."""
+    """vllm-project/vllm#35451: a looping answer ends with a finish reason of its own, not at max_tokens."""
     tiny.write_model(tmp_path / "m")
     model = load_model(tmp_path / "m", dtype="float32", kernels="reference")
     llm = LLM(model, block_size=4, kv_tokens=1024)
