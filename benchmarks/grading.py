@@ -100,8 +100,10 @@ def timed(commands: list[tuple[list[str], Path]], done: Callable[[], int], n: in
     return {"wall_s": wall, "per_minute": 60 * n / wall}
 
 
-def ours(folders: Sequence[Path], work: Path, jobs: int, n: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Time and scores of `cs336-infer grade`."""
+def ours(
+    folders: Sequence[Path], work: Path, jobs: int, n: int, ways: set[str]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Time and scores of `cs336-infer grade`; how it started submissions is added to `ways`."""
     out = work / "ours.json"
     journal = out.with_name("ours.json.journal")
     paths = [str(folder / "submitted") for folder in folders]
@@ -115,6 +117,7 @@ def ours(folders: Sequence[Path], work: Path, jobs: int, n: int) -> tuple[dict[s
     if not out.is_file():
         raise SystemExit(f"grading.py: failed: {' '.join(command)}")
     rows = json.loads(out.read_text(encoding="utf-8"))["submissions"]
+    ways |= {r["process"] for r in rows}
     return time_used, {Path(r["submission"]).parts[-3]: r["score"] for r in rows}
 
 
@@ -169,13 +172,14 @@ def compare(n: int, jobs: int, rounds: int, seed: int, work: Path) -> dict[str, 
     told = make_class(release, n, folders, seed)
     times: dict[str, list[dict[str, float]]] = {"ours": [], "nbgrader": []}
     unlike: list[dict[str, Any]] = []
+    ways: set[str] = set()
     for r in range(rounds):
         scores: dict[str, dict[str, float]] = {}
         for name in list(times)[:: 1 if r % 2 == 0 else -1]:
-            used, scores[name] = ours(folders, work, jobs, n) if name == "ours" else theirs(folders, n)
+            used, scores[name] = ours(folders, work, jobs, n, ways) if name == "ours" else theirs(folders, n)
             times[name].append(used)
         unlike += [{"round": r, **d} for d in differences(scores["ours"], scores["nbgrader"], told, folders)]
-    row: dict[str, Any] = {"submissions": n, "processes": jobs, "rounds": rounds, "seed": seed}
+    row: dict[str, Any] = {"submissions": n, "processes": jobs, "rounds": rounds, "seed": seed, "started": sorted(ways)}
     for name, used in times.items():
         row[name] = {key: statistics.median(u[key] for u in used) for key in used[0]}
     pairs = [b["wall_s"] / a["wall_s"] for a, b in zip(times["ours"], times["nbgrader"], strict=True)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cs336_infer.course import written
+from cs336_infer.course.forks import Forks
 from cs336_infer.course.grade import Course, GradeError, find_submissions, grade_class, open_course, statistics
 from cs336_infer.course.grade_report import NOT_GRADED, check_places, write_csv, write_json, write_pages
 from cs336_infer.course.journal import Journal
@@ -17,7 +18,7 @@ from cs336_infer.course.submission import printable
 from cs336_infer.types import check_integer
 
 
-def grade(args: argparse.Namespace) -> int:
+def grade(args: argparse.Namespace, forks: Forks) -> int:
     """Grade, print a line for each submission and write what was asked for. Returns 0 whatever the scores are."""
     check_integer("jobs", args.jobs, 1, 64)
     if args.resume and args.json is None:
@@ -43,7 +44,7 @@ def grade(args: argparse.Namespace) -> int:
             journal = held.enter_context(Journal(place, course.key, resume=args.resume))
         else:
             journal = None
-        _report(args, course, _grade(args, course, paths, journal), marks)
+        _report(args, course, _grade(args, course, paths, journal, forks), marks)
         if journal:
             journal.remove()
     return 0
@@ -54,12 +55,11 @@ def _marks(args: argparse.Namespace, course: Course, submissions: list[str]) -> 
 
 
 def _grade(
-    args: argparse.Namespace, course: Course, paths: list[Path], journal: Journal | None
+    args: argparse.Namespace, course: Course, paths: list[Path], journal: Journal | None, forks: Forks
 ) -> list[dict[str, Any]]:
     try:
-        return grade_class(
-            course, paths, seed=args.seed, jobs=args.jobs, journal=journal, sandbox=not args.unsafe_no_sandbox
-        )
+        boxed = not args.unsafe_no_sandbox
+        return grade_class(course, paths, seed=args.seed, jobs=args.jobs, journal=journal, sandbox=boxed, forks=forks)
     except SandboxUnavailable as e:
         raise GradeError(f"{e} (or --unsafe-no-sandbox, for code that you wrote yourself)") from None
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 
@@ -28,6 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cs336_infer.course.grade_cli import grade
+    from cs336_infer.course.forks import Forks
 
-    return grade(args)
+    with Forks() as forks:
+        if args.paths and not args.unsafe_no_sandbox:
+            forks.prepare(torch=True)  # it imports torch while this process reads what it needs
+        # What reads notebooks brings jsonschema, which builds a grammar of addresses at import, for seconds, to check
+        # a format that no notebook has. It does without where this is not installed.
+        sys.modules.setdefault("rfc3987_syntax", None)  # pyright: ignore[reportArgumentType]
+        from cs336_infer.course.grade_cli import grade
+
+        return grade(args, forks)

@@ -330,6 +330,61 @@ CODE: dict[str, tuple[str, str, str]] = {
         REST,
         "uses reversed_by_library",
     ),
+    "descriptors that it inherited": (
+        "import os\ndef mirror(v):\n    found = []\n    for fd in range(3, 4096):\n"
+        "        try: name = os.readlink(f'/proc/self/fd/{fd}')\n        except OSError: continue\n"
+        "        if not name.startswith(('pipe:', '/proc/')): found.append(name)\n    return found",
+        REST,
+        "mirror: 0 items instead of",
+    ),
+    "into other namespaces": (
+        "import ctypes, glob, os\nlibc = ctypes.CDLL(None)\ndef mirror(v):\n    found = []\n"
+        "    for name in glob.glob('/proc/*/ns/*') + glob.glob('/proc/*/root') + glob.glob('/proc/*/cwd'):\n"
+        "        try: fd = os.open(name, os.O_RDONLY)\n        except OSError: continue\n"
+        "        if libc.setns(fd, 0) == 0: found.append(name)\n"
+        "        try:\n            os.fchdir(fd); os.chdir('../../../..')\n"
+        "            if os.path.exists('.@REPO@/pyproject.toml'): found.append(name)\n        except OSError: pass\n"
+        "    if libc.unshare(0x10000000) == 0 or libc.chroot(b'/tmp') == 0: found.append('unshare')\n"
+        "    return found",
+        REST,
+        "mirror: 0 items instead of",
+    ),
+    "what it was forked from": (
+        "import gc, os, socket, sys\ndef mirror(v):\n    found = [x for x in gc.get_objects()\n"
+        "             if isinstance(x, socket.socket) and x.fileno() >= 0]\n    frame = sys._getframe()\n"
+        "    while frame:\n        found += [n for n in frame.f_locals if n in ('control', 'request', 'link')]\n"
+        "        frame = frame.f_back\n"
+        "    found += [n for n in sys.modules if n.split('.')[0] in ('zygote', 'cs336_infer', 'cs336_kernels')]\n"
+        "    for pid in range(-1, 70000):\n        if pid in (-1, 0, 1, os.getpid()): continue\n"
+        "        try: os.kill(pid, 0); found.append(pid)\n        except OSError: pass\n"
+        "    return [str(x) for x in found] + [os.getppid()] * (os.getppid() != 1)",
+        REST,
+        "mirror: 0 items instead of",
+    ),
+    "a neighbour's answers in memory": (
+        "import re\nWORD = re.compile(b'canary-of-the-[h]onest-[s]tudent')\ndef mirror(v):\n    found = []\n"
+        "    areas = [line.split()[:2] for line in open('/proc/self/maps')]\n"
+        "    with open('/proc/self/mem', 'rb', 0) as memory:\n        for area, rights in areas:\n"
+        "            start, end = (int(x, 16) for x in area.split('-'))\n"
+        "            try: memory.seek(start); found += WORD.findall(memory.read(end - start))\n"
+        "            except (OSError, ValueError, OverflowError): pass\n    return found",
+        REST,
+        "mirror: 0 items instead of",
+    ),
+    "killing the first process": (
+        "import ctypes, os\ndef mirror(v):\n    for number in (1, 2, 9, 15, 19): os.kill(1, number)\n"
+        "    if ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0: return 'traced'\n    return v[::-1]",
+        ALL,
+        "",
+    ),
+    "changing the file of its program": (
+        "import os\ndef mirror(v):\n    found = []\n    for name in ('/proc/self/exe', '/proc/1/exe'):\n"
+        "        for use in (lambda n: open(n, 'r+b'), lambda n: os.chmod(n, 0o777), lambda n: os.truncate(n, 0),\n"
+        "                    lambda n: os.utime(n, (1, 1)), lambda n: os.link(n, '/tmp/x', follow_symlinks=True)):\n"
+        "            try: use(name); found.append(name)\n            except OSError: pass\n    return found",
+        REST,
+        "mirror: 0 items instead of",
+    ),
     "magics and shell lines": (
         "%matplotlib inline\n!touch @OUTSIDE@/shell\n%%bash\nx = !ls\nget_ipython?\n" + HONEST,
         ALL,
