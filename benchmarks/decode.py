@@ -24,9 +24,9 @@ try:
     import torch
 
     from cs336_infer import InvalidRequest, SamplingParams, load_model, measure, stream
+    from cs336_infer.measure.peer import load_peer
     from cs336_infer.measure.phases import decode_step, memory_traffic
     from cs336_infer.models.load import DTYPES, LoadedModel
-    from cs336_infer.models.zoo import embedded_path
 except ModuleNotFoundError as e:
     sys.exit(f"decode.py: {e.name} is not installed: after make test, run .venv/bin/python benchmarks/decode.py")
 
@@ -63,14 +63,7 @@ class Theirs:
     """transformers' model with the same weights, read by transformers' own GGUF loader."""
 
     def __init__(self) -> None:
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-        path = embedded_path()
-        assert path is not None
-        self.model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+        self.model = load_peer()
 
     def __call__(self, prompts: list[list[int]], new: int) -> Clock:
         from transformers import GenerationConfig, StoppingCriteria
