@@ -15,13 +15,13 @@ class FirstCome:
     needs more memory than there is."""
 
     def __init__(self, capacity: Capacity) -> None:
-        self.capacity = capacity
+        self.limits = capacity
 
     def schedule(self, now_s: float, flights: Sequence[Flight]) -> Schedule:
         running = [flight for flight in flights if flight.stored]
-        free = self.capacity.kv_tokens - sum(flight.stored for flight in running)
+        free = self.limits.kv_tokens - sum(flight.stored for flight in running)
         for flight in (flight for flight in flights if not flight.stored):
-            if len(running) >= self.capacity.max_batch or (running and flight.remaining > free):
+            if len(running) >= self.limits.max_batch or (running and flight.remaining > free):
                 break
             running.append(flight)
         running.sort(key=lambda flight: flight.number)
@@ -32,7 +32,7 @@ class FirstCome:
         compute: dict[int, int] = {}
         preempt: list[int] = []
         drop: list[int] = []
-        budget = self.capacity.step_tokens
+        budget = self.limits.step_tokens
         for flight in sorted(running, key=lambda flight: flight.remaining > 1):
             new = min(flight.remaining, budget)
             while new > free and flight in running:

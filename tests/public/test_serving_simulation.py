@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
@@ -92,8 +93,7 @@ def test_a_last_chunk_of_one_token_is_not_an_answer():
 def test_objectives_decide_and_drops_are_failures():
     ok = Demand(0, 0.0, prompt=10, output=3, ttft_s=3.2, tpot_s=1.62)
     for change, want in (({}, 1.0), ({"ttft_s": 3.1}, 0.0), ({"tpot_s": 1.61}, 0.0)):
-        demand = Demand(0, 0.0, 10, 3, **{"ttft_s": 3.2, "tpot_s": 1.62, **change})
-        assert goodput(run(first_come(), [demand])) == want
+        assert goodput(run(first_come(), [dataclasses.replace(ok, **change)])) == want
     server = Server(COST, SMALL, Asked(Schedule(drop=[1]), *[Schedule({0: n}) for n in (8, 2, 1, 1)]))
     server.submit(Demand(1, 0.0, 1, 1, "b"))
     server.submit(ok)
