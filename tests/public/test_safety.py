@@ -17,6 +17,7 @@ from test_serve import NAME, Served
 
 from cs336_infer import LLM, FinishReason, LoadedModel, SamplingParams, Session, generate, load_model
 from cs336_infer.cli import main
+from cs336_infer.serve.answers import FINISH
 from cs336_infer.text.blocklist import Blocklist
 from cs336_infer.text.fold import Folder, fold, fold_char, in_word
 from cs336_infer.text.safety import AllOf, Classifier, SafetyFailed, as_check, check_prompt
@@ -373,6 +374,10 @@ def test_the_command_line_refuses_a_list_that_is_none(content, tmp_path, capsys)
     assert main(["serve", "--blocklist", str(file)]) == 2
     said = capsys.readouterr().err.strip()
     assert str(file) in said and "\n" not in said
+
+
+def test_every_way_to_end_has_a_name_in_the_interface():
+    assert set(FINISH) == set(FinishReason) and FINISH[FinishReason.FILTERED] == "content_filter"
 
 
 def test_words_without_a_list(capsys):
