@@ -41,6 +41,15 @@ def plugged(name: str) -> Callable[..., Any]:
     return PLUGGED[name]
 
 
+def places() -> dict[str, dict[str, Callable[..., Any]]]:
+    """exercise -> the places of the engine that it takes, of every assignment that is installed here."""
+    from cs336_infer.course.sockets import SOCKETS
+
+    for file in sorted(Path(__file__).parent.glob("a*_sockets.py")):
+        importlib.import_module(f"{__package__}.{file.stem}")
+    return SOCKETS
+
+
 class plug:
     """Put functions into the engine, each under the name of its exercise, until `remove()` or the end of a `with`.
 
@@ -49,18 +58,17 @@ class plug:
     """
 
     def __init__(self, **functions: Callable[..., Any]) -> None:
-        from cs336_infer.course.sockets import SOCKETS
-
+        known = places()
         for name, function in functions.items():
-            if name not in SOCKETS:
-                raise InferError(f"no place in the engine is called {name!r}; there are {', '.join(SOCKETS)}")
+            if name not in known:
+                raise InferError(f"no place in the engine is called {name!r}; there are {', '.join(known)}")
             if not callable(function):
                 raise InferError(f"plug({name}=...) takes a function, not a {type(function).__name__}")
         self._before = dict(PLUGGED)
         self._undo: list[tuple[Any, str, Any]] = []
         PLUGGED.update(functions)
         for name in functions:
-            for place, adapter in SOCKETS[name].items():
+            for place, adapter in known[name].items():
                 self._replace(place, adapter)
 
     def __enter__(self) -> plug:
@@ -105,8 +113,7 @@ def plug_notebook(path: str | Path) -> plug:
     Raises:
         InferError: the file is no notebook, or defines no such function.
     """
-    from cs336_infer.course.sockets import SOCKETS
-
+    known = places()
     try:
         cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
         sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
@@ -115,9 +122,9 @@ def plug_notebook(path: str | Path) -> plug:
     namespace: dict[str, Any] = {"__name__": Path(path).stem}
     for number, source in enumerate(sources, 1):
         exec(compile(_definitions(source), f"{Path(path).name}, code cell {number}", "exec"), namespace)
-    found = {name: namespace[name] for name in SOCKETS if callable(namespace.get(name))}
+    found = {name: namespace[name] for name in known if callable(namespace.get(name))}
     if not found:
-        raise InferError(f"{path}: none of its functions has a place in the engine ({', '.join(SOCKETS)})")
+        raise InferError(f"{path}: none of its functions has a place in the engine ({', '.join(known)})")
     return plug(**found)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -168,3 +170,15 @@ def test_the_functions_of_a_notebook(tmp_path, mine):
     nbformat.write(nbformat.v4.new_notebook(), path)
     with pytest.raises(InferError, match="none of its functions has a place"):
         plug_notebook(path)
+
+
+def test_the_places_of_later_assignments_are_known_at_once():
+    """In a process that has imported nothing else."""
+    notebook = REPO / "solutions" / "a2_kv_cache" / "a2_kv_cache.ipynb"
+    code = (
+        "import sys; from cs336_infer.course.plug import PLUGGED, plug_notebook\n"
+        "assert not any(name.endswith('_sockets') for name in sys.modules)\n"
+        "with plug_notebook(sys.argv[1]): print(*PLUGGED)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(notebook)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["root_key", "chain_keys", "find_prefix", "LRU", "PrefixCache"]
