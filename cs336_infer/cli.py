@@ -1,4 +1,4 @@
-"""The command line: `cs336-infer generate | serve | measure | models | doctor | grade | kv`."""
+"""The command line: `cs336-infer generate | serve | bench | measure | models | doctor | grade | kv`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from cs336_infer import kv_cli, measure, serve_cli
+from cs336_infer import bench_cli, kv_cli, measure, serve_cli
 from cs336_infer.course import grade_options
 from cs336_infer.generate import KV_KINDS, Run
 from cs336_infer.measure.phases import memory_traffic
@@ -30,6 +30,7 @@ BAD_INPUT = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 2 for bad input, 130 when interrupted."""
+    interrupt.imported()
     args = _parser().parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal of another encoding shows \\u escapes, not a traceback
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -226,6 +227,8 @@ def _parser() -> _Parser:
     serve_cli.add_arguments(serving)
     _model_options(serving)
     serving.set_defaults(run=lambda args: serve_cli.serve(args, _load))
+
+    bench_cli.add_arguments(commands.add_parser("bench", help="measure a server under load"))
 
     measuring = commands.add_parser("measure", help="this machine's ceilings, and how near both phases come")
     measuring.add_argument("--prompt-tokens", type=int, default=512)
