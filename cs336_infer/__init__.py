@@ -6,6 +6,7 @@ model = load_model()
 print(generate(model, "The capital of France is", SamplingParams(max_tokens=16))[0].text)
 """
 
+from cs336_infer import interrupt as interrupt
 from cs336_infer.engine import LLM, Session
 from cs336_infer.generate import generate, stream
 from cs336_infer.kv import TierOptions

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from cs336_infer import bench_cli, kv_cli, measure, serve_cli
+from cs336_infer import bench_cli, interrupt, kv_cli, measure, serve_cli
 from cs336_infer.course import grade_options
 from cs336_infer.generate import KV_KINDS, Run
 from cs336_infer.measure.phases import memory_traffic

@@ -263,3 +263,21 @@ def test_a_terminal_of_another_encoding_shows_escapes(folder):
     done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=False)
     assert done.returncode == 0, done.stderr
     assert b"\\u" in done.stdout
+
+
+@pytest.mark.parametrize(("program", "code", "said"), [("cs336-infer", 130, "interrupted"), ("other", 1, "Traceback")])
+def test_ctrl_c_while_torch_is_imported(program: str, code: int, said: str) -> None:
+    source = f"""
+import os, signal, sys
+sys.argv[0] = "/bin/{program}"
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch": os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+import cs336_infer.cli
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
+    if program == "cs336-infer":
+        assert (done.returncode, done.stderr) == (code, f"cs336-infer: {said}\n")
+    else:
+        assert done.returncode != 0 and said in done.stderr
