@@ -105,7 +105,7 @@ class Answer:
     @cached_property
     def _drift(self) -> DriftMonitor:
         assert self.params.drift is not None
-        return DriftMonitor(self.params.drift, self._prompt)
+        return DriftMonitor(self.params.drift, lambda: self._prompt)
 
     @cached_property
     def _prompt(self) -> str:

@@ -22,7 +22,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import deque
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cached_property, lru_cache
 
 from cs336_infer.types import DriftRule
 
@@ -88,18 +89,22 @@ class DriftMonitor:
     """Watches one answer.
 
     Args:
-        rule: when to raise the alarm. prompt: what was asked, as text.
+        rule: when to raise the alarm. prompt: what was asked, or a function that says it; it is called when the first
+            letter comes that is not ASCII, so most English answers never need the text of their prompt.
 
     Attributes:
         letters, foreign: so many so far; foreign are those of scripts that the prompt gave no reason for.
     """
 
-    def __init__(self, rule: DriftRule, prompt: str) -> None:
-        self.rule = rule
+    def __init__(self, rule: DriftRule, prompt: str | Callable[[], str]) -> None:
+        self.rule, self._prompt = rule, prompt
         self.letters = self.foreign = 0
-        self._expected = scripts_expected(prompt)
         self._recent: deque[int] = deque()  # which of the last letters are foreign, by number
         self._greek_before = False
+
+    @cached_property
+    def _expected(self) -> frozenset[str]:
+        return scripts_expected(self._prompt if isinstance(self._prompt, str) else self._prompt())
 
     def push(self, text: str) -> bool:
         """Take more text, cut anywhere. Whether the alarm goes off at one of its letters."""

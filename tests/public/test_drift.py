@@ -181,3 +181,10 @@ def test_the_metrics_of_the_server(model):
     lines = metrics.text().decode()
     for name, value in (("script_drift", 1), ("letters", 75), ("foreign_letters", 61)):
         assert f'cs336:{name}_total{{model_name="m"}} {value}.0' in lines
+
+
+def test_the_prompt_is_read_when_a_letter_asks_for_it_and_once():
+    asked = []
+    monitor = DriftMonitor(DriftRule(), lambda: asked.append(1) or "into Thai")
+    assert not monitor.push(ENGLISH * 3) and asked == []
+    assert not monitor.push(THAI * 3) and asked == [1] and monitor.foreign == 0
