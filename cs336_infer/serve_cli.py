@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from cs336_infer.types import InferError, InvalidRequest, check_integer, check_number
 
@@ -121,7 +123,24 @@ def serve(args: argparse.Namespace, load: Callable[[argparse.Namespace], object]
         timeout_keep_alive=30,
         timeout_graceful_shutdown=args.drain_seconds,
     )
-    server = uvicorn.Server(config)
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                host, port = self.servers[0].sockets[0].getsockname()[:2]
+                where = f"[{host}]" if ":" in host else host
+                dtype = str(model.dtype).removeprefix("torch.")
+                print(
+                    f"serving {args.name or model.name} in {dtype} on {model.device}: KV memory for {slots:,} tokens, "
+                    f"http://{where}:{port}",
+                    flush=True,
+                )
+
+    # When it has drained, uvicorn raises the signal again, for the handlers that were there before: a stop is no error.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    server = Server(config)
     server.run()
     if not server.started:
         raise InferError(f"cannot listen on {args.host}:{args.port}: is the port taken?")

@@ -7,8 +7,11 @@ import asyncio
 import json
 import math
 import statistics
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -216,3 +219,11 @@ def test_trace_prompts_share_what_the_trace_shares() -> None:
     first = shots[0].prompt
     assert all(s.prompt[:512] == first[:512] for s in shots), "the system prompt is everybody's first block"
     assert len({tuple(s.prompt) for s in shots}) == 40
+
+
+def test_load_and_abuse_of_the_real_process() -> None:
+    """The reduced form of tests/e2e/load_serve.py."""
+    script = Path(__file__).resolve().parents[1] / "e2e" / "load_serve.py"
+    command = [sys.executable, str(script), "--clients", "12", "--seconds", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and done.stdout.strip().endswith(": ok"), done.stdout + done.stderr
