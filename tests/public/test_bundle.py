@@ -145,6 +145,8 @@ def faces(code):
     """Name -> arguments of the public functions and methods of a module."""
     found = {}
     for node in ast.parse(code).body:
+        if isinstance(node, ast.ClassDef) and node.name.startswith("_"):
+            continue
         for inner in node.body if isinstance(node, ast.ClassDef) else [node]:
             if isinstance(inner, ast.FunctionDef) and (not inner.name.startswith("_") or inner.name == "__init__"):
                 owner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""

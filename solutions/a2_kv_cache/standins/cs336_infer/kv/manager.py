@@ -77,6 +77,12 @@ class KVManager:
         held, sequence.table = sequence.table, []
         self.pool.release(held)
 
+    def suspend(self, sequence: SequenceKV) -> None:
+        """Nowhere to copy it to: without tiers no sequence is swapped."""
+
+    def resume(self, sequence: SequenceKV, tokens: Sequence[int]) -> None:
+        """Nothing to fetch beyond what your `find_prefix` found."""
+
     def flush(self) -> None:
         """Nothing is on its way."""
 

@@ -8,6 +8,8 @@ from cs336_infer.engine.roster import Roster
 from cs336_infer.engine.sequence import Sequence
 from cs336_infer.types import InferError
 
+Plan = list[tuple[Sequence, int]]
+
 
 class Scheduler(Roster):
     """A roster that asks your function."""
@@ -17,4 +19,4 @@ class Scheduler(Roster):
 
         return PluggedScheduler(*args, **kwargs)
 
-    def next(self) -> tuple[list[tuple[Sequence, int]], list[tuple[Sequence, InferError]]]: ...
+    def next(self) -> tuple[Plan, list[tuple[Sequence, InferError]]]: ...
