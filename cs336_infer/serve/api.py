@@ -26,6 +26,7 @@ from cs336_infer.serve.call import Call
 from cs336_infer.serve.errors import RequestError, add_error_handlers, error_body
 from cs336_infer.serve.limits import BodyLimit
 from cs336_infer.serve.metrics import Metrics
+from cs336_infer.serve.openapi import ANSWER, ERRORS, HEALTH
 from cs336_infer.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
 from cs336_infer.types import InvalidRequest, SamplingParams
 
@@ -66,16 +67,16 @@ def create_app(
             if not hmac.compare_digest(given.encode(), api_key.encode()):
                 raise RequestError("a valid API key is needed", status=401, code="invalid_api_key")
 
-    app = FastAPI(title="CS336 Infer", lifespan=lifespan)
+    app = FastAPI(title="CS336 Infer", lifespan=lifespan, responses=ERRORS)
     app.add_middleware(BodyLimit, most=max_body_bytes)
     app.state.runner = runner
     guard = [Depends(authorised)]
 
-    @app.get("/health")
+    @app.get("/health", responses=HEALTH, response_class=Response)
     async def health() -> Response:
         return Response(status_code=200 if runner.accepting else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def prometheus() -> PlainTextResponse:
         return PlainTextResponse(metrics.text(), media_type=metrics.media_type)
 
@@ -88,7 +89,7 @@ def create_app(
         check_model(model)
         return model_card()
 
-    @app.post("/v1/completions", dependencies=guard)
+    @app.post("/v1/completions", dependencies=guard, responses=ANSWER)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         check_model(body.model)
         try:
@@ -100,7 +101,7 @@ def create_app(
         most = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         return await answer(Form(name, False, tokenizer), prompts, body.params(most, body.logprobs), body, request)
 
-    @app.post("/v1/chat/completions", dependencies=guard)
+    @app.post("/v1/chat/completions", dependencies=guard, responses=ANSWER)
     async def chat(body: ChatRequest, request: Request) -> Response:
         check_model(body.model)
         text = await run_in_threadpool(tokenizer.apply_chat_template, [m.plain() for m in body.messages])
