@@ -57,7 +57,7 @@ from cs336_infer.course.a3_serving import check_public
 # the first 5 of its 7 in 2 new blocks.
 
 
-# %% nbgrader={"schema_version": 3, "grade_id": "schedule_step", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 4, "importance": 5, "minutes": 75, "gpu": false, "forbidden": ["cs336_infer"]}
+# %% nbgrader={"schema_version": 3, "grade_id": "schedule_step", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 4, "importance": 5, "minutes": 75, "gpu": false, "forbidden": ["cs336_infer.engine"]}
 def blocks_missing(request: dict, tokens: int, block_size: int) -> int:
     """How many more blocks the request needs to have `tokens` tokens stored."""
     # BEGIN SOLUTION
@@ -132,7 +132,7 @@ check_public(schedule_step)
 # tokens and `stored`: a flag beside them is one more thing that can be wrong.
 
 
-# %% nbgrader={"schema_version": 3, "grade_id": "run_request", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 2, "importance": 5, "minutes": 30, "gpu": false, "forbidden": ["cs336_infer"]}
+# %% nbgrader={"schema_version": 3, "grade_id": "run_request", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 2, "importance": 5, "minutes": 30, "gpu": false, "forbidden": ["cs336_infer.engine"]}
 class Progress:
     """A request on its way; `stored` tokens of prompt + answer are in KV memory. You may keep other attributes too."""
 
@@ -210,7 +210,7 @@ check_public(run_request)
 # - All that is shown, joined, is what somebody would get who has the whole text and cuts it at its stop.
 
 
-# %% nbgrader={"schema_version": 3, "grade_id": "run_stops", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 3, "importance": 5, "minutes": 45, "gpu": false, "forbidden": ["StopStrings", "find_stop", "cs336_infer"]}
+# %% nbgrader={"schema_version": 3, "grade_id": "run_stops", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 3, "importance": 5, "minutes": 45, "gpu": false, "forbidden": ["StopStrings", "find_stop", "cs336_infer.text"]}
 class StopFilter:
     """Text in, text that may be shown out. `matched` is the stop that was found, None as long as there is none."""
 
@@ -288,7 +288,7 @@ check_public(run_stops)
 # as numbers and are not allowed.
 
 
-# %% nbgrader={"schema_version": 3, "grade_id": "watch_loops", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 3, "importance": 4, "minutes": 40, "gpu": false, "forbidden": ["LoopDetector", "cs336_infer"]}
+# %% nbgrader={"schema_version": 3, "grade_id": "watch_loops", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 3, "importance": 4, "minutes": 40, "gpu": false, "forbidden": ["LoopDetector", "cs336_infer.text"]}
 def watch_loops(
     state, tokens: list[int], max_period: int, min_period: int, min_copies: int, min_tokens: int
 ) -> tuple[object, list[int]]:
@@ -399,11 +399,11 @@ show(
 
 # %%
 params = SamplingParams(max_tokens=60, stop=("ling city", " heart of gold"))
-pieces = [event.text for event in llm.stream("Once upon a time, there was", params)]
+stream = [event.text for event in llm.stream("Once upon a time, there was", params)]
 whole = llm.generate("Once upon a time, there was", params)[0]
-print(pieces)
+print(stream)
 print(
-    "joined, it is the text:", "".join(pieces) == whole.text, "| reason:", whole.finish_reason, repr(whole.stop_reason)
+    "joined, it is the text:", "".join(stream) == whole.text, "| reason:", whole.finish_reason, repr(whole.stop_reason)
 )
 
 # %%

@@ -156,6 +156,17 @@ def test_the_start_in_the_sandbox(tmp_path: Path, monkeypatch: Any) -> None:
     assert result["ok"] and result["goodput"] == result["first_come"], result["message"]
 
 
+@pytest.mark.skipif(
+    shutil.which("bwrap") is None and os.environ.get("CI") != "true", reason="no bubblewrap: the grader needs it"
+)
+def test_the_solution_notebook_gets_all_points_from_the_grader(monkeypatch: Any) -> None:
+    """Names of its later cells, which use the engine, must not be taken for those of the exercises."""
+    monkeypatch.setattr(task, "REQUESTS", 30)
+    result = grade_one(open_course(REPO, "a3"), SOURCE.with_suffix(".ipynb"), seed=3, limits=Limits(), sandbox=True)
+    assert [c["message"] for c in result["checks"] if c["message"]] == []
+    assert result["score"] == result["max_score"] > 60 and result["open_task"]["ok"]
+
+
 def graded(folder: Path, source: str) -> dict[str, Any]:
     """What the grader says of the open task of a submission."""
     (folder / "a3.py").write_text(f"# %%\n{source}\n", encoding="utf-8")
