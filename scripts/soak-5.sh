@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# The checks of issue 5 at full size.
+# The checks of the serving stage at full size.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-CS336_SOAK=1 OMP_NUM_THREADS=1 .venv/bin/python -m pytest -v -s tests/public/test_detectors_corpus.py
-.venv/bin/python benchmarks/model_loops.py --json --save
+export OMP_NUM_THREADS=1
+.venv/bin/python tests/e2e/load_serve.py --clients 200 --seconds 120
+FUZZ_EXAMPLES=400 .venv/bin/python -m pytest -q tests/public/test_fuzz_serve.py
+.venv/bin/python benchmarks/throughput.py --vs transformers --dtype float32 --threads "$(nproc)" --save

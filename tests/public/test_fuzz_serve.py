@@ -1,0 +1,74 @@
+"""Requests made up from /openapi.json by schemathesis, right and wrong ones: no answer may be a server error, and every
+answer is one that the document announces. FUZZ_EXAMPLES is how many for each operation (default 8)."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from test_serve import KEY, Served, model
+
+from cs336_infer import LLM
+
+__all__ = ["model"]
+CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))
+
+
+@pytest.fixture(scope="module")
+def fuzzed(model: Any) -> Any:
+    served = Served(LLM(model, block_size=4, kv_tokens=2048, debug=True, fill=float("nan"), step_tokens=64), timeout_s=0.2)
+    yield served
+    served.idle()
+    served.close()
+
+
+def test_no_request_breaks_the_server(fuzzed: Served) -> None:
+    document = schemathesis.openapi.from_url(f"{fuzzed.url}/openapi.json")
+    operations = [result.ok() for result in document.get_all_operations()]
+    assert len(operations) >= 7
+    statuses: Counter[int] = Counter()
+    for operation in operations:
+        for mode in schemathesis.GenerationMode:
+
+            @settings(
+                max_examples=EXAMPLES,
+                deadline=None,
+                derandomize=True,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def ask(case: Any) -> None:
+                response = case.call(headers={"authorization": f"Bearer {KEY}"}, timeout=120)
+                statuses[response.status_code] += 1
+                case.validate_response(response, checks=list(CHECKS))
+
+            try:
+                ask()
+            except Unsatisfiable:  # nothing can be wrong with a request that has no parameters
+                assert not operation.body and mode is schemathesis.GenerationMode.NEGATIVE
+    assert statuses[200] and statuses[400], statuses
+
+
+def test_the_document_announces_the_errors_as_they_are(fuzzed: Served) -> None:
+    import httpx
+
+    found = httpx.get(f"{fuzzed.url}/openapi.json").json()
+    for path, operations in found["paths"].items():
+        for operation in operations.values():
+            assert "422" not in operation["responses"], f"{path}: what is not valid gets a 400"
+            assert {"4XX", "5XX"} <= set(operation["responses"])
+    answer = found["paths"]["/v1/completions"]["post"]["responses"]["200"]["content"]
+    assert set(answer) == {"application/json", "text/event-stream"}
