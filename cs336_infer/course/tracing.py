@@ -38,6 +38,11 @@ def trace(function: Any, inputs: list[Any], *rest: Any) -> dict[str, Any]:
 
 
 class _Recorder(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here. Yes, the default, has every process import the compiler first: for seconds."""
+        return False
+
     def __init__(self, inputs: list[Any]) -> None:
         super().__init__()
         self.ops: list[dict[str, Any]] = []

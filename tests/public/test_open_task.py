@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import shutil
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -241,3 +242,13 @@ def test_a_submission_is_traced_in_its_sandbox():
     source = textwrap.dedent(inspect.getsource(grouped)).replace("def grouped", f"def {task.NAME}")
     with StudentProcess(["import torch", source, task.CELL], files=task.FILES) as student:
         assert task.score(student.ask, 3) == score(grouped)
+
+
+def test_tracing_does_not_import_the_compiler() -> None:
+    """It would be most of the time of a submission."""
+    code = (
+        "import sys, torch; from cs336_infer.course.tracing import trace\n"
+        "print(len(trace(lambda x: x * 2 + 1, [torch.ones(3)])['ops']), 'torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "False"]
