@@ -119,3 +119,18 @@ def roofline(roof: Roofline, points: Sequence[Placed] = (), *, title: str = "Roo
     ax.set(xlabel="arithmetic intensity (FLOP per byte)", ylabel="GFLOP/s", title=title)
     ax.legend(loc="lower right")
     return fig
+
+
+def matrix(table: Mapping[str, Mapping[str, bool]], columns: Sequence[str], *, title: str = "") -> Figure:
+    """A row for each entry of `table` and a column for each of `columns`; a filled cell where it is true."""
+    fig, ax = subplots(figsize=(1.8 + 1.15 * len(columns), 1.2 + 0.42 * len(table)))
+    for y, row in enumerate(reversed(list(table.values()))):
+        for x, name in enumerate(columns):
+            cell(ax, x, y, "sees it" if row[name] else "", GREEN if row[name] else None)
+    ax.set(xlim=(-0.1, len(columns) + 0.1), ylim=(-0.1, len(table) + 0.1), title=title)
+    ax.set_xticks([x + 0.5 for x in range(len(columns))], [c.replace(" ", "\n", 1) for c in columns], fontsize=9)
+    ax.set_yticks([y + 0.5 for y in range(len(table))], list(reversed(list(table))))
+    ax.grid(False)
+    ax.spines[["left", "bottom"]].set_visible(False)
+    ax.tick_params(length=0)
+    return fig

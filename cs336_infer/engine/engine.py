@@ -162,7 +162,7 @@ class Engine:
             return events
         self.steps += 1
         parts = [s.tokens[s.stored : s.stored + new] for s, new in plan]
-        ready = [i for i, (s, new) in enumerate(plan) if new == s.remaining]
+        ready = [i for i, (s, new) in enumerate(plan) if self._chooses(s, new)]
         step = self.kv.step([(s.kv, new) for s, new in plan if s.kv is not None])
         flat = torch.tensor([[token for part in parts for token in part]], device=self.model.device)
         logits = self.model.net.forward(flat, step.positions, step, at=step.last[ready])[0]
@@ -196,6 +196,11 @@ class Engine:
             except PromptRefused:
                 self.refused += 1
                 raise
+
+    @staticmethod
+    def _chooses(sequence: Sequence, new: int) -> bool:
+        """Whether it gets a token after a step that computes `new` of its tokens: nothing is left to compute."""
+        return new == sequence.remaining
 
     def _sequence(self, ids: list[int], params: SamplingParams, root: bytes) -> Sequence:
         self._numbers += 1

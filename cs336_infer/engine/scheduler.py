@@ -36,11 +36,15 @@ class Scheduler(Roster):
                 failed.append((sequence, error))
                 self.drop(sequence)
                 continue
-            assert sequence.kv is not None
-            if self.running and self.kv.missing(sequence.kv, sequence.remaining) > self.kv.pool.available:
+            if self.running and not self._fits(sequence):
                 self.give_back(sequence)
                 return
             self.enter(sequence)
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """All that it has to compute has room, not its next chunk alone: it would give way before it has an answer."""
+        assert sequence.kv is not None
+        return self.kv.missing(sequence.kv, sequence.remaining) <= self.kv.pool.available
 
     def _plan(self, failed: list[tuple[Sequence, InferError]]) -> Plan:
         plan: dict[Sequence, int] = {}
