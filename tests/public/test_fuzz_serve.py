@@ -28,7 +28,8 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))
 
 @pytest.fixture(scope="module")
 def fuzzed(model: Any) -> Any:
-    served = Served(LLM(model, block_size=4, kv_tokens=2048, debug=True, fill=float("nan"), step_tokens=64), timeout_s=0.2)
+    llm = LLM(model, block_size=4, kv_tokens=2048, debug=True, fill=float("nan"), step_tokens=64)
+    served = Served(llm, timeout_s=0.2)  # some ask for 128 long answers
     yield served
     served.idle()
     served.close()
