@@ -26,6 +26,7 @@ test: ## linters, types, every test and every committed notebook; PYTEST_ARGS ar
 	@$(SETUP) dev
 	@scripts/debian.sh chromium chromium "browser test"
 	@scripts/debian.sh bubblewrap bwrap "sandbox tests"
+	@scripts/debian.sh curl curl "tests by a second client"
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m pyright --pythonpath $(PY)

@@ -24,6 +24,7 @@ try:
     import torch
 
     from cs336_infer import InvalidRequest, SamplingParams, load_model, measure, stream
+    from cs336_infer.devices import bf16_is_native
     from cs336_infer.measure.peer import load_peer
     from cs336_infer.measure.phases import decode_step, memory_traffic
     from cs336_infer.models.load import DTYPES, LoadedModel
@@ -177,7 +178,8 @@ def breakdown(model: LoadedModel, batch: int, context: int, steps: int = 12) -> 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--vs", choices=["transformers", "none"], default="none")
-    parser.add_argument("--dtype", choices=[*DTYPES], default="bfloat16")
+    native = "bfloat16" if bf16_is_native(torch.device("cpu")) else "float32"
+    parser.add_argument("--dtype", choices=[*DTYPES], default=native, help="default: what this processor multiplies")
     parser.add_argument("--kernels", choices=["reference", "packed", "auto"], default="auto")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])

@@ -27,6 +27,7 @@ try:
     import torch
 
     from cs336_infer import LLM, InvalidRequest, LoadedModel, SamplingParams, load_model, measure
+    from cs336_infer.devices import bf16_is_native
     from cs336_infer.kv import NoCache
     from cs336_infer.measure import peer
     from cs336_infer.measure.workload import Work, random_work, spread
@@ -167,7 +168,8 @@ def lines(result: dict[str, Any]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--vs", choices=["transformers", "none"], default="none")
-    parser.add_argument("--dtype", choices=[*DTYPES], default="bfloat16")
+    native = "bfloat16" if bf16_is_native(torch.device("cpu")) else "float32"
+    parser.add_argument("--dtype", choices=[*DTYPES], default=native, help="default: what this processor multiplies")
     parser.add_argument("--kernels", choices=["reference", "packed", "auto"], default="auto")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--requests", type=int, default=64)

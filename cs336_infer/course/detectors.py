@@ -12,9 +12,10 @@ from cs336_infer.course.poison import poisoned
 from cs336_infer.engine.llm import LLM
 from cs336_infer.generate import generate
 from cs336_infer.models.load import LoadedModel
-from cs336_infer.types import LoopRule, SamplingParams
+from cs336_infer.types import DriftRule, LoopRule, SamplingParams
 
 OPENING = "The president of the council said on Monday that"
+CALM = "The lighthouse was"
 COMPANY = ["Water boils at 100 degrees because", "To bake a good loaf of bread, you"]
 ENGLISH = (
     "The lighthouse stands on a rock above the sea. Every evening the keeper climbs the stairs, lights the lamp and "
@@ -22,10 +23,10 @@ ENGLISH = (
 )
 RUSSIAN = "Москва является столицей России, и в ней живёт много людей. Город стоит на реке. " * 3
 QUESTION = "Q: What is the capital of France?\nA: Paris\n\nQ: What is the capital of Italy?\nA:"
-STOP = "\n\nQ: What"
+STOP = " the capital of"
 FAULTS: dict[str, tuple[tuple[Callable[[], Any], ...], float]] = {
     "healthy": ((), 0.0),
-    "stale slots": ((faults.stale_slots,), 0.0),
+    "stuck positions": ((faults.stuck_positions,), 0.0),
     "unwritten element": ((faults.unwritten_element,), 0.0),
     "colliding keys": ((faults.colliding_keys,), 0.0),
     "NaN, blind sampler": ((faults.unwritten_element, faults.blind_sampler), math.nan),
@@ -37,16 +38,16 @@ FAULTS: dict[str, tuple[tuple[Callable[[], Any], ...], float]] = {
 
 
 def loops(model: LoadedModel, fill: float) -> bool:
-    """Loop detector, on an answer whose healthy form does not loop."""
-    params = SamplingParams(max_tokens=128, ignore_eos=True, loops=LoopRule())
-    return any(done.finish_reason == "loop" for done in _run(model, [OPENING, *COMPANY], params, fill))
+    """Loop detector, with a short rule, on an answer whose healthy form does not loop."""
+    params = SamplingParams(max_tokens=56, ignore_eos=True, loops=LoopRule(min_tokens=32))
+    return _run(model, [CALM], params, fill)[0].finish_reason == "loop"
 
 
 def drift(model: LoadedModel, fill: float) -> bool:
-    """Script-drift monitor, on an English prompt that comes after a Russian one."""
+    """Script-drift monitor, with a short window, on an English prompt that comes after a Russian one."""
     llm, ids = LLM(model, kv_tokens=2048, fill=fill), model.tokenizer.encode(ENGLISH)[:48]
-    llm.generate(RUSSIAN, SamplingParams(max_tokens=4))
-    params = SamplingParams(max_tokens=64, ignore_eos=True)
+    llm.generate(RUSSIAN, SamplingParams(max_tokens=1))
+    params = SamplingParams(max_tokens=20, ignore_eos=True, drift=DriftRule(window=32))
     return llm.generate([*ids, *model.tokenizer.encode("\n")], params)[0].drifted_at is not None
 
 
@@ -64,30 +65,29 @@ def fills(model: LoadedModel, fill: float) -> bool:
 
 def oracle(model: LoadedModel, fill: float) -> bool:
     """Greedy ids against a run without the engine and its memory."""
-    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
     want = generate(model, [OPENING], params, kv="none")[0].token_ids
     return _run(model, [OPENING], params, fill)[0].token_ids != want
 
 
 def company(model: LoadedModel, fill: float) -> bool:
-    """A greedy and a seeded request: alone, among others, and after another one with the prefix cache on."""
-    for params in (SamplingParams(max_tokens=8), SamplingParams(max_tokens=8, temperature=1.0, seed=5)):
-        alone = _run(model, [ENGLISH], params, fill)[0].token_ids
-        if _run(model, [ENGLISH, *COMPANY], params, fill)[0].token_ids != alone:
-            return True
-        llm = LLM(model, kv_tokens=2048, fill=fill)
-        llm.generate(RUSSIAN, SamplingParams(max_tokens=2))
-        if llm.generate(ENGLISH, params)[0].token_ids != alone:
-            return True
-    return False
+    """A seeded request alone, among others, and after another one with the prefix cache on."""
+    params = SamplingParams(max_tokens=4, temperature=1.0, seed=5)
+    alone = _run(model, [ENGLISH], params, fill)[0].token_ids
+    if _run(model, [ENGLISH, *COMPANY], params, fill)[0].token_ids != alone:
+        return True
+    llm = LLM(model, kv_tokens=2048, fill=fill)
+    llm.generate(RUSSIAN, SamplingParams(max_tokens=1))
+    return llm.generate(ENGLISH, params)[0].token_ids != alone
 
 
 def stream(model: LoadedModel, fill: float) -> bool:
     """What a stream has shown against the answer's text up to the stop string."""
-    params = SamplingParams(max_tokens=20, stop=(STOP,), ignore_eos=True)
+    params = SamplingParams(max_tokens=16, stop=(STOP,), ignore_eos=True)
     llm = LLM(model, kv_tokens=2048, prefix_cache=False, fill=fill)
     shown = "".join(event.text for event in llm.stream(QUESTION, params))
-    whole = LLM(model, kv_tokens=2048, prefix_cache=False, fill=fill).generate(QUESTION, _without_stop(params))[0].text
+    llm = LLM(model, kv_tokens=2048, prefix_cache=False, fill=fill)
+    whole = llm.generate(QUESTION, SamplingParams(max_tokens=params.max_tokens, ignore_eos=True))[0].text
     return shown != whole.partition(STOP)[0]
 
 
@@ -117,7 +117,3 @@ def examine(model: LoadedModel) -> dict[str, dict[str, bool]]:
 
 def _run(model: LoadedModel, prompts: list[str], params: SamplingParams, fill: float) -> list[Any]:
     return LLM(model, kv_tokens=2048, prefix_cache=False, fill=fill).generate(prompts, params)
-
-
-def _without_stop(params: SamplingParams) -> SamplingParams:
-    return SamplingParams(max_tokens=params.max_tokens, ignore_eos=True)

@@ -56,21 +56,22 @@ def unwritten_element() -> Iterator[None]:
 
 
 @contextmanager
-def stale_slots() -> Iterator[None]:
-    """A captured step that keeps the slots of its first replay: every later token of an answer overwrites the same
-    place, and what should follow is never written (of the class of vllm#48089)."""
+def stuck_positions() -> Iterator[None]:
+    """A captured step that keeps the positions of its first replay: the rotary embedding puts every later token of an
+    answer at the same place."""
     first: dict[int, int] = {}
 
-    class Stale(paged.PagedStep):
+    class Stuck(paged.PagedStep):
         def __init__(self, memory: paged.PagedKV, rows: Any) -> None:
             super().__init__(memory, rows)
             end = 0
             for row in rows:
                 end += row.new
                 if row.new == 1:
-                    self._slots[end - 1] = first.setdefault(row.table[0], int(self._slots[end - 1]))
+                    position = first.setdefault(row.table[0], int(self.positions[0, end - 1]))
+                    self.positions[0, end - 1] = position
 
-    with _instead(paged, "PagedStep", Stale):
+    with _instead(paged, "PagedStep", Stuck):
         yield
 
 
@@ -127,7 +128,7 @@ def leaking_stop() -> Iterator[None]:
         def push(self, text: str) -> str:
             held = self.held
             shown = super().push(text)
-            return shown[len(held) :] + self.held if self.matched is None else ""
+            return (shown + self.held)[len(held) :]
 
         def flush(self) -> str:
             super().flush()

@@ -461,7 +461,7 @@ print("all ended with", {s.completion.finish_reason.value for s in crowd}, "and 
 # 400 tokens holds 18.4 MB of KV here. **How many times sooner is a swapped one back than a recomputed one?**
 
 # %%
-predict("recompute over swap", low=10, high=60, unit="times", why="57 GFLOP, or 18.4 MB twice")
+predict("recompute over swap", low=4, high=30, unit="times", why="90 GFLOP, or 18.4 MB twice")
 
 # %% slideshow={"slide_type": "fragment"} tags=["measured"]
 from cs336_infer import TierOptions
@@ -497,7 +497,7 @@ measured("recompute over swap", (away_recompute + back_recompute) / (away_swap +
 explain(
     "recompute over swap",
     "Swapping moves 18.4 MB down and up at the speed of memory, with a checksum each time, and then needs one step; "
-    "recomputing 400 tokens is 106 GFLOP of prefill.",
+    "recomputing 400 tokens is 90 GFLOP of prefill.",
     must_mention=[18.4, 400],
 )
 

@@ -45,17 +45,17 @@ OPENINGS = [
     "Water boils at 100 degrees because",
     "def fibonacci(n):",
 ]
-LONG = SamplingParams(max_tokens=96, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=24, ignore_eos=True)
 
 
-def run(prompts, params=LONG, fill: float = 0.0, **options):
+def run(prompts, params=SHORT, fill: float = 0.0, **options):
     return LLM(model, kv_tokens=4096, prefix_cache=False, fill=fill, **options).generate(prompts, params)
 
 
 healthy = run(OPENINGS)
-oracle = generate(model, OPENINGS, LONG)
+oracle = generate(model, OPENINGS, SHORT)
 print("as without an engine:", [a.token_ids == b.token_ids for a, b in zip(healthy, oracle, strict=True)])
-print(repr(healthy[0].text[:150]))
+print(repr(healthy[0].text))
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## (a) Doom loops: the symptom
@@ -68,8 +68,8 @@ import numpy as np
 
 from cs336_infer.text.loops import LoopDetector
 
-LOOPY = "The best way to learn a language is to practise every day, and the best way to practise is"
-answers = {"repeats": run([LOOPY], SamplingParams(max_tokens=160, ignore_eos=True))[0], "does not": healthy[0]}
+free = SamplingParams(max_tokens=120, ignore_eos=True)
+answers = dict(zip(("repeats", "does not"), run(["A good teacher was", OPENINGS[0]], free), strict=True))
 fig, axes = pictures.subplots(1, 2, figsize=(9, 4.2))
 for ax, (name, answer) in zip(axes, answers.items(), strict=True):
     ids = np.array(answer.token_ids)
@@ -78,7 +78,7 @@ for ax, (name, answer) in zip(axes, answers.items(), strict=True):
     ax.grid(False)
 pictures.show(fig, "Two squares of dots where tokens are equal. Left, parallel diagonal lines: a loop. Right, the main "
               "diagonal and scattered dots.")  # fmt: skip
-print(repr(answers["repeats"].text[-160:]))
+print(repr(answers["repeats"].text[-130:]))
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## (a) The detector
@@ -96,36 +96,40 @@ for name, answer in answers.items():
     at, found = next(((at, loop) for at, loop in seen if loop is not None), (0, None))
     where = f"after {at} tokens: period {found.period}, {found.copies:.1f} copies" if found else "nothing"
     print(f"{name:9} {where}")
-ended = run([LOOPY], SamplingParams(max_tokens=160, ignore_eos=True, loops=rule))[0]
-print(f"with loops=rule the engine ends it: {ended.finish_reason.value!r} after {len(ended.token_ids)} tokens")
 
 # %% [markdown]
-# The cost is one comparison for each possible period and token, whatever the length of the answer: a client must not
-# choose the largest period freely (vllm#46700).
+# With `SamplingParams(loops=rule)` the engine ends the answer there, with a finish reason of its own. The cost is one
+# comparison for each possible period and token, whatever the length of the answer: a client must not choose the largest
+# period freely (vllm#46700).
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## (a) Predict: how often does the model itself loop?
 #
-# Nothing is broken yet. 24 greedy continuations of openings like these, 128 tokens each. **How many does the detector
-# end?**
+# Nothing is broken yet. 12 greedy continuations of openings like this one, 120 tokens each. **How many does the
+# detector end?**
 
 # %%
 from cs336_infer.course.predict import explain, measured, predict
 
-predict("greedy answers of 24 that loop", low=4, high=12, unit="answers", why="small models are known for it")
+predict("greedy answers of 12 that loop", low=1, high=6, unit="answers", why="small models are known for it")
 
 # %% slideshow={"slide_type": "fragment"} tags=["measured"]
 SUBJECTS = ["The lighthouse", "My grandmother", "A good teacher", "The old bridge", "The river", "Our city"]
-ENDINGS = ["is", "was", "has always been", "will never be"]
-several = [f"{subject} {ending}" for subject in SUBJECTS for ending in ENDINGS]
-own = run(several, SamplingParams(max_tokens=128, ignore_eos=True, loops=rule))
-looping = [a for a in own if a.finish_reason.value == "loop"]
-print(f"{len(looping)} of {len(own)} end in a loop; the others go on to 128 tokens")
-measured("greedy answers of 24 that loop", len(looping), bound=24, bound_label="all of them")
+SEVERAL = [f"{subject} {ending}" for subject in SUBJECTS for ending in ("was", "has always been")]
+GUARDED = SamplingParams(max_tokens=120, ignore_eos=True, loops=rule)
+
+
+def looping(answers) -> int:
+    return sum(answer.finish_reason.value == "loop" for answer in answers)
+
+
+own = run(SEVERAL, GUARDED)
+print(f"{looping(own)} of {len(own)} end in a loop; the others go on to 120 tokens")
+measured("greedy answers of 12 that loop", looping(own), bound=12, bound_label="all of them")
 
 # %%
 explain(
-    "greedy answers of 24 that loop",
+    "greedy answers of 12 that loop",
     "Greedy decoding takes the most probable token every time; once a phrase has been said twice, saying it again is "
     "the most probable continuation, and 135 million parameters do not know better. Nothing else ends it here.",
     must_mention=135,
@@ -137,22 +141,22 @@ explain(
 # alone does not prove a broken kernel. A *rise* of their rate does.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
-# ## (a) A loop that a kernel caused
+# ## (a) Loops that a kernel caused
 #
-# **Cause:** a step was captured as a graph, with the memory slots of its first replay. Every later token of an answer
-# overwrites the same slot, and what should follow is never written (of the class of vllm#48089). The model cannot see
-# what it has just said.
+# **Cause:** a step was captured as a graph, and its positions are not updated when it is replayed: the rotary embedding
+# puts every token of an answer at the same place. The same 12 openings. **How many now?**
 
 # %%
-with faults.stale_slots():
-    stale = run(OPENINGS, SamplingParams(max_tokens=96, ignore_eos=True, loops=rule))
-for a, b in zip(stale, healthy, strict=True):
+with faults.stuck_positions():
+    stuck = run(SEVERAL, GUARDED)
+for a, b in list(zip(stuck, own, strict=True))[:4]:
     same = next(i for i, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=False)) if x != y)
-    print(f"{a.finish_reason.value:6} first wrong token {same:2}  {a.text[-64:]!r}")
+    print(f"{a.finish_reason.value:6} first wrong token {same:2}  {a.text[-60:]!r}")
+print(f"loops: {looping(own)} of 12 healthy, {looping(stuck)} of 12 with stuck positions")
 
 # %% [markdown]
-# **Detector:** the loop detector ends some of them; but the first two tokens are right in all, and the text is English.
-# **Test:** greedy ids against a run without any cache. It fails at the third token.
+# **Detector:** one loop says nothing, but the *rate* has risen. A server counts its finish reasons; that is where this
+# fault shows. **Test:** greedy ids against a run without any cache, which fails within a few tokens.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## (b) One element off: memory that nobody wrote
@@ -168,10 +172,10 @@ QUESTIONS = [
     "List three uses of a paper clip.",
 ]
 CHAT = [tok.encode_chat([{"role": "user", "content": text}]) for text in QUESTIONS]
-SHORT = SamplingParams(max_tokens=48)
-right = run(CHAT, SHORT)
+brief = SamplingParams(max_tokens=28)
+right = run(CHAT, brief)
 with faults.unwritten_element():
-    zeros = run(CHAT, SHORT, fill=0.0)
+    zeros = run(CHAT, brief, fill=0.0)
 for a, b in zip(right, zeros, strict=True):
     print("right: ", repr(a.text[:88]))
     print("broken:", repr(b.text[:88]))
@@ -189,10 +193,10 @@ def noisy(scale: float):
     llm = LLM(model, kv_tokens=2048, prefix_cache=False)
     llm.kv.memory.data.normal_(0, scale, generator=torch.Generator().manual_seed(0))
     with faults.unwritten_element():
-        return llm.generate(CHAT, SHORT)
+        return llm.generate(CHAT, brief)
 
 
-for scale in (1, 3, 10, 30):
+for scale in (1, 3, 10):
     answers = noisy(scale)
     letters = sum(c.isascii() and c.isalpha() for a in answers for c in a.text)
     share = letters / sum(len(a.text) for a in answers)
@@ -243,17 +247,17 @@ OTHERS = {
 }
 
 
-def after(neighbour: str):
+def after(neighbour: str, tokens: int):
     """The English prompt, on an engine that has just answered `neighbour`."""
     llm = LLM(model, kv_tokens=2048)
-    llm.generate(neighbour, SamplingParams(max_tokens=4))
-    return llm.generate([*ENGLISH, *tok.encode("\n")], SamplingParams(max_tokens=80, ignore_eos=True))[0]
+    llm.generate(neighbour, SamplingParams(max_tokens=1))
+    return llm.generate([*ENGLISH, *tok.encode("\n")], SamplingParams(max_tokens=tokens, ignore_eos=True))[0]
 
 
 for language, neighbour in OTHERS.items():
-    healthy_one = after(neighbour)
+    healthy_one = after(neighbour, 12)
     with faults.colliding_keys():
-        mixed = after(neighbour)
+        mixed = after(neighbour, 64)
     print(f"after a {language} prompt: healthy {healthy_one.text[:40]!r}")
     print(f"  collision, {mixed.cached_tokens} tokens 'found': {mixed.text[:60]!r}")
     print(f"  {mixed.foreign_letters} of {mixed.letters} letters are of a script that the prompt gave no reason for; "
@@ -263,7 +267,7 @@ for language, neighbour in OTHERS.items():
 # **Detector:** the *script-drift monitor*: letters of scripts that the prompt gave no reason for, as a share of the
 # last 128 letters, and as a rate over all answers. It is blind to a Spanish answer, and to one wrong token in a
 # thousand in a single answer: for that there is the rate. **Test:** compare the tokens of every hit, and inject a short
-# hash. (It is a privacy incident too.)
+# hash. (It is a privacy incident too. The Chinese answer has too few letters yet for 40 % of 128: no alarm so far.)
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## (c) "!!!!!!!!"
@@ -287,9 +291,9 @@ with faults.unwritten_element():
 # %%
 llm = LLM(model, kv_tokens=2048, prefix_cache=False)
 forward = model.net.forward
-model.net.forward = lambda *a, **k: forward(*a, **k).index_fill_(1, torch.tensor([1]), torch.nan)
+model.net.forward = lambda *args, **options: forward(*args, **options).index_fill(1, torch.tensor([1]), torch.nan)
 sick = llm.generate(OPENINGS[:3], SamplingParams(max_tokens=1))
-model.net.forward = forward
+del model.net.forward
 print("NaN in row 1 of 3:", [a.finish_reason.value for a in sick])
 
 # %% [markdown] slideshow={"slide_type": "slide"}
@@ -329,8 +333,8 @@ print("shared: ", texts)
 from contextlib import nullcontext
 
 QUESTION = "Q: What is the capital of France?\nA: Paris\n\nQ: What is the capital of Italy?\nA:"
-STOP = "\n\nQ: What"
-STOPPED = SamplingParams(max_tokens=24, stop=STOP)
+STOP = " the capital of"
+STOPPED = SamplingParams(max_tokens=20, stop=STOP, ignore_eos=True)
 
 
 def pieces() -> list[str]:

@@ -1,15 +1,18 @@
 """Requests made up from /openapi.json by schemathesis, right and wrong ones: no answer may be a server error, and every
-answer is one that the document announces. FUZZ_EXAMPLES is how many for each operation (default 8)."""
+answer is one that the document announces. FUZZ_EXAMPLES is how many for each operation in a round (default 8),
+FUZZ_SECONDS for how long new rounds begin (default 0: one round)."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
 from collections import Counter
 from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -24,6 +27,7 @@ from cs336_infer import LLM
 __all__ = ["model"]
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +44,14 @@ def test_no_request_breaks_the_server(fuzzed: Served) -> None:
     operations = [result.ok() for result in document.get_all_operations()]
     assert len(operations) >= 7
     statuses: Counter[int] = Counter()
-    for operation in operations:
-        for mode in schemathesis.GenerationMode:
+    end, rounds = time.monotonic() + SECONDS, itertools.count()
+    while (number := next(rounds)) == 0 or time.monotonic() < end:
+        for operation, mode in itertools.product(operations, schemathesis.GenerationMode):
 
+            @seed(number)
             @settings(
                 max_examples=EXAMPLES,
                 deadline=None,
-                derandomize=True,
                 database=None,
                 suppress_health_check=list(HealthCheck),
             )
@@ -60,6 +65,7 @@ def test_no_request_breaks_the_server(fuzzed: Served) -> None:
                 ask()
             except Unsatisfiable:  # nothing can be wrong with a request that has no parameters
                 assert not operation.body and mode is schemathesis.GenerationMode.NEGATIVE
+    print(f"{number} rounds, {statuses.total()} requests: {dict(statuses)}")
     assert statuses[200] and statuses[400], statuses
 
 
