@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 from cs336_infer.course import faults
@@ -86,8 +86,7 @@ def stream(model: LoadedModel, fill: float) -> bool:
     params = SamplingParams(max_tokens=16, stop=(STOP,), ignore_eos=True)
     llm = LLM(model, kv_tokens=2048, prefix_cache=False, fill=fill)
     shown = "".join(event.text for event in llm.stream(QUESTION, params))
-    llm = LLM(model, kv_tokens=2048, prefix_cache=False, fill=fill)
-    whole = llm.generate(QUESTION, SamplingParams(max_tokens=params.max_tokens, ignore_eos=True))[0].text
+    whole = _run(model, [QUESTION], SamplingParams(max_tokens=params.max_tokens, ignore_eos=True), fill)[0].text
     return shown != whole.partition(STOP)[0]
 
 
@@ -109,7 +108,7 @@ def examine(model: LoadedModel) -> dict[str, dict[str, bool]]:
         table[name] = {}
         for detector, sees in DETECTORS.items():
             with ExitStack() as stack:
-                for fault in broken or (nullcontext,):
+                for fault in broken:
                     stack.enter_context(fault())
                 table[name][detector] = sees(model, fill)
     return table

@@ -69,15 +69,15 @@ class AsyncLLM:
     """The engine of `llm`, for an event loop. Use it as an asynchronous context manager, or `start` and `stop`.
 
     Args:
-        runner: the engine's thread; one is made for `llm` by default. Nobody else may use the engine meanwhile.
+        llm: nobody else may use its engine meanwhile.
         drain_s: seconds that running requests get to finish when it stops.
     """
 
-    def __init__(self, llm: LLM, *, runner: Runner | None = None, drain_s: float = 30.0) -> None:
+    def __init__(self, llm: LLM, *, drain_s: float = 30.0) -> None:
         if llm.kind == "contiguous":
             raise InvalidRequest("kv='contiguous' has no engine: AsyncLLM needs kv='paged'")
         self.llm, self.drain_s = llm, drain_s
-        self.runner = Runner(llm) if runner is None else runner
+        self.runner = Runner(llm)
 
     def start(self) -> None:
         self.runner.start()

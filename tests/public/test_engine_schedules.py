@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import tiny
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cs336_infer import FinishReason, LoadedModel, SamplingParams, generate, load_model
+from cs336_infer.course.poison import poisoned
 from cs336_infer.engine import LLM
 from cs336_infer.engine.roster import by_priority, first_come
 from cs336_infer.kv.tier_options import TierOptions
@@ -193,22 +193,7 @@ def assert_one_owner(llm: LLM) -> None:
 
 
 def test_unwritten_memory_never_reaches_an_answer(model: LoadedModel) -> None:
-    """The same batch over three fillings gives bitwise equal logits: nothing unwritten was read into them."""
-    rows = []
-    for fill in (float("nan"), 1e4, -7.0):
-        llm = LLM(model, block_size=4, kv_tokens=160, fill=fill)
-        net, seen = model.net, []
-        forward = net.forward
-
-        def spy(*args: Any, forward: Any = forward, seen: list[Any] = seen, **kwargs: Any) -> torch.Tensor:
-            seen.append(forward(*args, **kwargs))
-            return seen[-1]
-
-        net.forward = spy  # type: ignore[method-assign]
-        try:
-            llm.generate([[5, 6, 7], [9] * 13, list(range(20, 41))], SamplingParams(max_tokens=9, ignore_eos=True))
-        finally:
-            del net.forward
-        rows.append(torch.cat([x.flatten() for x in seen]))
-    assert torch.isfinite(rows[0]).all()
-    assert torch.equal(rows[0], rows[1]) and torch.equal(rows[0], rows[2])
+    """The same batch over three fillings gives finite, bitwise equal logits: nothing unwritten was read into them."""
+    prompts = [[5, 6, 7], [9] * 13, list(range(20, 41))]
+    options = {"block_size": 4, "kv_tokens": 160, "prefix_cache": True}
+    assert poisoned(model, prompts, (float("nan"), 1e4, -7.0), tokens=9, **options) == "clean"
