@@ -163,7 +163,8 @@ def bind(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[d
 
 def grid_of(grid: Any, bound: Mapping[str, Any]) -> tuple[int, int, int]:
     """The three sizes of a grid that is given as a tuple or as a function of the arguments."""
-    sizes = tuple(int(n) for n in (grid(bound) if callable(grid) else grid))
+    given: Any = grid(bound) if callable(grid) else grid
+    sizes = tuple(int(n) for n in given)
     if not 1 <= len(sizes) <= 3:
         raise TypeError(f"a grid has 1 to 3 sizes, not {sizes}")
     return sizes + (1,) * (3 - len(sizes))  # type: ignore[return-value]
@@ -171,13 +172,23 @@ def grid_of(grid: Any, bound: Mapping[str, Any]) -> tuple[int, int, int]:
 
 def pointer(tensor: Any, address: int) -> Any:
     """A kernel argument of the type of `tensor`, that points to `address`."""
-    kind = tl.str_to_ty(mangle_type(tensor), None)
+    kind: Any = tl.str_to_ty(mangle_type(tensor), None)
     return tl.tensor(_ti.TensorHandle(np.array([address], dtype=np.uint64), kind), kind)
 
 
 def value(argument: Any) -> Any:
     """Any other kernel argument, as the body of a kernel expects it."""
     return _ti._implicit_cvt(argument)
+
+
+def argument(thing: Any, name: str, address: Callable[[str], int]) -> Any:
+    """A kernel argument with the addresses of its tensors replaced; parts of a tuple are called `name[i]`."""
+    if hasattr(thing, "data_ptr"):
+        return pointer(thing, address(name))
+    if isinstance(thing, tuple) and any(hasattr(part, "data_ptr") for part in thing):
+        parts = (argument(part, f"{name}[{i}]", address) for i, part in enumerate(thing))
+        return _ti._tuple_create(thing, parts)
+    return value(thing)
 
 
 def enter(program: tuple[int, int, int], grid: tuple[int, int, int]) -> None:
@@ -192,7 +203,7 @@ def programs_of(grid: tuple[int, int, int]) -> list[tuple[int, int, int]]:
 
 
 def run(kernel: Any, grid: Any, *args: Any, **kwargs: Any) -> None:
-    """One program after the other over the real memory of CPU tensors. What the stock interpreter does, in any process."""
+    """One program after the other over the real memory of CPU tensors: what the stock interpreter does, anywhere."""
     bound, constants = bind(kernel, args, kwargs)
     sizes = grid_of(grid, bound)
     function = body(kernel)
