@@ -1,4 +1,4 @@
-"""The command line: `cs336-infer generate | serve | bench | measure | models | doctor | grade | kv`."""
+"""The command line: `cs336-infer generate | serve | bench | measure | models | doctor | grade | kv | sanitize`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from cs336_infer import bench_cli, interrupt, kv_cli, measure, serve_cli
+from cs336_infer import bench_cli, interrupt, kv_cli, measure, sanitize_cli, serve_cli
 from cs336_infer.course import grade_options
 from cs336_infer.generate import KV_KINDS, Run
 from cs336_infer.measure.phases import memory_traffic
@@ -29,7 +29,7 @@ BAD_INPUT = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, 2 for bad input, 130 when interrupted."""
+    """Run one command and return its exit code: 0, 1 for findings, 2 for bad input, 130 when interrupted."""
     interrupt.imported()
     args = _parser().parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal of another encoding shows \\u escapes, not a traceback
@@ -249,6 +249,10 @@ def _parser() -> _Parser:
 
     caching = commands.add_parser("kv", help="replay a trace through the KV cache's block manager")
     kv_cli.add_arguments(caching)
+
+    sanitizing = commands.add_parser("sanitize", help="look for races, deadlocks and unwritten reads in Triton scripts")
+    sanitize_cli.add_arguments(sanitizing)
+    sanitizing.set_defaults(run=sanitize_cli.run)
 
     for command in (generate, measuring, models, doctor):
         command.add_argument("--json", action="store_true", help="print one JSON document instead of text")
