@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -158,6 +159,8 @@ def run(clients: int, seconds: float, seed: int) -> tuple[bool, str]:
             found = STARTED.search(server.stdout.readline())
             if found is None:
                 return False, f"load_serve: the server did not start: {log.read_text()[-500:]}"
+            # the log of requests goes on: a full pipe would stop the server
+            threading.Thread(target=server.stdout.read, daemon=True).start()
             load = Load(found[1], psutil.Process(server.pid), seed)
             asyncio.run(load.run(clients, seconds))
             code = server.wait(60)
