@@ -67,6 +67,11 @@ class Load:
         self.seen: Counter[str] = Counter()
         self.memory: list[int] = []
 
+    def wrong(self, what: str) -> None:
+        self.seen["wrong"] += 1
+        if self.seen["wrong"] <= 20:
+            print(f"load_serve: {what}", file=sys.stderr)
+
     async def whole(self, client: httpx.AsyncClient, body: dict[str, Any]) -> str:
         response = await client.post("/v1/completions", json=body)
         response.raise_for_status()
@@ -86,13 +91,21 @@ class Load:
                     if slow:
                         await asyncio.sleep(0.05)
                 ended = ended or line == "data: [DONE]"
-        self.seen["right" if ended and text == self.alone[number] else "wrong"] += 1
+        if ended and text == self.alone[number]:
+            self.seen["right"] += 1
+        else:
+            self.wrong(
+                f"request {number}: status {response.status_code}, ended {ended}, {text!r}, not {self.alone[number]!r}"
+            )
 
     async def rubbish(self, client: httpx.AsyncClient) -> None:
         body, status = self.draw.choice(BAD)
         response = await client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
         self.seen[f"status {response.status_code}"] += 1
-        self.seen["refused" if response.status_code == status else "wrong"] += 1
+        if response.status_code == status:
+            self.seen["refused"] += 1
+        else:
+            self.wrong(f"body {body[:40]!r} got status {response.status_code}, not {status}: {response.text[:200]}")
 
     async def client(self, until: float) -> None:
         async with httpx.AsyncClient(base_url=self.url, timeout=300) as client:
@@ -119,8 +132,7 @@ class Load:
             watcher.cancel()
             for error in results:
                 if error is not None:
-                    print(f"load_serve: a client failed: {error!r}", file=sys.stderr)
-                    self.seen["wrong"] += 1
+                    self.wrong(f"a client failed: {error!r}")
             for _ in range(200):  # those who left are cancelled between two steps
                 self.seen["live"] = int(await self.gauge(client, "num_requests_running") > 0)
                 self.seen["live"] += int(await self.gauge(client, "kv_cache_usage_perc") > 0)
@@ -135,8 +147,7 @@ class Load:
                 if isinstance(error, httpx.ConnectError):
                     self.seen["too late"] += 1  # not yet connected when the server stopped to listen
                 elif error is not None:
-                    print(f"load_serve: a stream did not survive the stop: {error!r}", file=sys.stderr)
-                    self.seen["wrong"] += 1
+                    self.wrong(f"a stream did not survive the stop: {error!r}")
 
     async def gauge(self, client: httpx.AsyncClient, name: str) -> float:
         text = (await client.get("/metrics")).text
