@@ -25,6 +25,7 @@ from typing import Any
 
 try:
     import torch
+    from cs336_kernels import native
 
     from cs336_infer import LLM, InvalidRequest, LoadedModel, SamplingParams, load_model, measure
     from cs336_infer.devices import bf16_is_native
@@ -168,9 +169,12 @@ def lines(result: dict[str, Any]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--vs", choices=["transformers", "none"], default="none")
-    native = "bfloat16" if bf16_is_native(torch.device("cpu")) else "float32"
-    parser.add_argument("--dtype", choices=[*DTYPES], default=native, help="default: what this processor multiplies")
-    parser.add_argument("--kernels", choices=["reference", "packed", "auto"], default="auto")
+    fastest = "auto" if native.unavailable("attention") else "cpu"
+    native_dtype = "bfloat16" if bf16_is_native(torch.device("cpu")) else "float32"
+    parser.add_argument(
+        "--dtype", choices=[*DTYPES], default=native_dtype, help="default: what this processor multiplies"
+    )
+    parser.add_argument("--kernels", choices=["reference", "packed", "cpu", "auto"], default=fastest)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--input-len", type=int, default=128, help="mean tokens of a prompt")

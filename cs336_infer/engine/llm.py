@@ -101,6 +101,7 @@ class LLM:
             dtype=self.model.dtype,
             device=self.model.device,
             fill=fill,
+            native=self.model.net.path == "cpu",
         )
         if tiers is not None:
             self.tiers = tiers.open(block_bytes=memory.block_bytes, fingerprint=self.root())

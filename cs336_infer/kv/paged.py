@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from cs336_kernels.native import paged_attention
 from cs336_kernels.ops import attention
 
 from cs336_infer.models.attend import Attend
@@ -49,6 +50,7 @@ class PagedKV:
 
     Args:
         fill: what fresh and recycled blocks are filled with, for tests; None leaves what was there.
+        native: attention of rows with one new token in C++, which reads the pages where they are.
 
     Attributes:
         data: [num_blocks, layers, 2 (K, V), block_size, kv_heads, head_dim].
@@ -63,6 +65,7 @@ class PagedKV:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         fill: float | None = None,
+        native: bool = False,
     ) -> None:
         shape = (num_blocks, config.num_layers, 2, block_size, config.num_kv_heads, config.head_dim)
         try:
@@ -72,7 +75,7 @@ class PagedKV:
             raise InvalidRequest(
                 f"{num_blocks} KV blocks of {block_size} tokens need {size:.3g} GiB, more than {device} has"
             ) from None
-        self.block_size, self.fill = block_size, fill
+        self.block_size, self.fill, self.native = block_size, fill, native
         if fill is not None:
             self.data.fill_(fill)
 
@@ -135,7 +138,8 @@ class PagedStep:
         ends = torch.tensor([r.new for r in rows]).cumsum(0)
         self.last = (ends - 1).to(device)
         singles = [(int(e) - 1, r, t) for e, r, t in zip(ends, rows, tables, strict=True) if r.new == 1]
-        self._singles = [_Singles(memory, group) for group in _alike(singles, memory)]
+        self._native = _Native(memory, singles) if memory.native and singles else None
+        self._singles = [] if memory.native else [_Singles(memory, group) for group in _alike(singles, memory)]
         self._longer = [
             (int(end) - r.new, int(end), r, memory.pages(t).to(device))
             for end, r, t in zip(ends, rows, tables, strict=True)
@@ -161,6 +165,8 @@ class PagedStep:
                     mine = (t[pages].view(1, -1, *k.shape[2:])[:, : row.total] for t in (keys, values))
                 past_and_new = (t.transpose(1, 2) for t in mine)
                 out[:, begin:end] = attention(q[:, begin:end].transpose(1, 2), *past_and_new).transpose(1, 2)
+            if self._native is not None:
+                self._native.attend(q, keys, values, out)
             for group in self._singles:
                 past_k, past_v = (
                     group.gather(t, s).unflatten(-1, k.shape[2:]).transpose(1, 2)
@@ -186,6 +192,22 @@ def _alike(singles: list[_Single], memory: PagedKV) -> list[list[_Single]]:
                 continue
         groups.append([single])
     return groups
+
+
+class _Native:
+    """Rows with one new token for the C++ kernel, which needs neither a copy of their pages nor a mask."""
+
+    def __init__(self, memory: PagedKV, rows: list[_Single]) -> None:
+        self._page_shape = memory.data.shape[3:]
+        self._columns = torch.tensor([column for column, _, _ in rows])
+        self._pages = memory.pages(torch.nn.utils.rnn.pad_sequence([t for _, _, t in rows], batch_first=True))
+        self._totals = torch.tensor([r.total for _, r, _ in rows])
+
+    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:
+        """q, out: [1, tokens, heads, head_dim]. keys, values: as `PagedKV.layer` gives them."""
+        keys, values = (t[: len(values)].view(-1, *self._page_shape) for t in (keys, values))
+        mixed = paged_attention(q[0, self._columns], keys, values, self._pages, self._totals)
+        out[0].index_copy_(0, self._columns, mixed)
 
 
 class _Singles:

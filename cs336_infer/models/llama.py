@@ -16,8 +16,10 @@ from cs336_infer.models.attend import Attend, KVCache
 from cs336_infer.models.config import ModelConfig
 from cs336_infer.models.weights import WeightSource, expected_shapes
 
-KERNELS = ("reference", "packed", "compile")
-"""Rungs: plain PyTorch, weights reordered for the CPU, and plain PyTorch through `torch.compile`."""
+KERNELS = ("reference", "packed", "cpu", "compile")
+"""Rungs: plain PyTorch, weights reordered for the CPU, the same with attention over KV pages in C++, and plain PyTorch
+through `torch.compile`."""
+PACKED = ("packed", "cpu")
 
 Rope = tuple[torch.Tensor, torch.Tensor]
 
@@ -27,7 +29,7 @@ class Block:
 
     def __init__(self, config: ModelConfig, get: Callable[..., torch.Tensor], path: str) -> None:
         self.config = config
-        linear = "packed" if path == "packed" else "reference"
+        linear = "packed" if path in PACKED else "reference"
         self.attn_norm = get("input_layernorm")
         self.qkv = Linear(get("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), linear)
         self.q_norm = get("self_attn.q_norm") if config.qk_norm else None
@@ -86,8 +88,8 @@ class Llama:
         rope_factors: torch.Tensor | None = None,
         progress: bool = False,
     ) -> None:
-        if path == "packed" and not packing_available(dtype, device):
-            raise ValueError(f"kernels='packed' is not available for {dtype} on {device}")
+        if path in PACKED and not packing_available(dtype, device):
+            raise ValueError(f"kernels={path!r} is not available for {dtype} on {device}")
         self.config, self.dtype, self.device, self.path = config, dtype, device, path
 
         expected = dict(expected_shapes(config))
@@ -108,7 +110,7 @@ class Llama:
         self.norm = get("model.norm.weight")
         self.head = Linear(
             self.embed if config.tie_embeddings else get("lm_head.weight"),
-            "packed" if path == "packed" else "reference",
+            "packed" if path in PACKED else "reference",
         )
         self.inv_freq = inverse_frequencies(config, rope_factors).to(device)
 

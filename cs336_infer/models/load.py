@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from cs336_kernels import native
 from cs336_kernels.ops import packing_available
 
 from cs336_infer.devices import bf16_is_native, find_device
 from cs336_infer.models.config import ModelConfig, config_from_gguf, config_from_hf
 from cs336_infer.models.gguf_file import GGUFFile
-from cs336_infer.models.llama import KERNELS, Llama
+from cs336_infer.models.llama import KERNELS, PACKED, Llama
 from cs336_infer.models.tokenizer import Tokenizer
 from cs336_infer.models.weights import GGUFSource, SafetensorsSource, WeightSource, check_shapes
 from cs336_infer.models.zoo import EMBEDDED, resolve
@@ -68,8 +69,9 @@ def load_model(
             config.json and safetensors, or a hub id.
         dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the hardware multiplies it, else float32.
         device: "cpu", "cuda", "cuda:1", or "auto": a GPU if there is one.
-        kernels: "reference" (plain PyTorch), "packed" (weights reordered for the CPU), "compile" (plain PyTorch
-            through `torch.compile`, which takes a minute when it first runs), or "auto": packed where it exists.
+        kernels: "reference" (plain PyTorch), "packed" (weights reordered for the CPU), "cpu" (the same, and
+            in the engine attention over KV pages in C++, built on first use), "compile" (plain PyTorch through
+            `torch.compile`, which takes a minute when it first runs), or "auto": packed where it exists.
             A name that cannot run here is an error.
         progress: show a bar while loading; None shows it only on a terminal or in a notebook.
 
@@ -177,8 +179,10 @@ def _kernels(kernels: str, dtype: torch.dtype, device: torch.device) -> str:
         return "packed" if packing_available(dtype, device) else "reference"
     if kernels not in KERNELS:
         raise InvalidRequest(f"unknown kernels {kernels!r} ({', '.join(KERNELS)} or auto)")
-    if kernels == "packed" and not packing_available(dtype, device):
-        raise InvalidRequest(f"kernels='packed' does not run with {dtype} on {device} with this build of torch")
+    if kernels in PACKED and not packing_available(dtype, device):
+        raise InvalidRequest(f"kernels={kernels!r} does not run with {dtype} on {device} with this build of torch")
+    if kernels == "cpu" and (why := native.unavailable("attention")):
+        raise InvalidRequest(f"kernels='cpu' is built on first use, which fails here: {why}")
     if kernels == "compile" and device.type == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
         raise InvalidRequest("kernels='compile' needs a C++ compiler, g++ or the one that $CXX names (Debian: g++)")
     return kernels
