@@ -1,4 +1,4 @@
-"""Everything here that touches the insides of Triton: how its interpreter is entered, and how its memory is replaced.
+"""What touches the insides of Triton, with `arguments.py`: how its interpreter is entered, and its memory is replaced.
 
 Triton interprets a kernel by running its Python body while `triton.language` is patched to compute with numpy. The
 stock entry runs programs one after the other over real memory, only in processes started with TRITON_INTERPRET=1. This
@@ -6,11 +6,13 @@ file enters by another door: any `@triton.jit` function, in any process, with th
 of ours. Written against triton 3.6.0, 3.7.1 and 3.9.0.
 
 What differs from the stock interpreter: rounding of float32 to bfloat16 is to nearest even, as on a GPU (the stock one
-truncates); the language is patched once a launch and not once a call of a helper, and everything is put back.
+truncates); integers that overflow wrap around, as on a GPU (the stock one raises); the language is patched once a
+launch and not once a call of a helper, and everything is put back.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +23,10 @@ import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime import interpreter as _ti
-from triton.runtime.jit import JITFunction, mangle_type
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction
+
+from cs336_kernels.sanitizer.arguments import argument
 
 LAUNCH_OPTIONS = {
     *("num_warps", "num_stages", "num_ctas", "maxnreg", "launch_cooperative_grid", "launch_pdl", "enable_fp_fusion"),
@@ -47,7 +52,9 @@ _OPS = {getattr(_ti._ir.ATOMIC_OP, name.upper()): name for name in
 class Memory(Protocol):
     """What a kernel's memory operations act on. Addresses are uint64, all arrays of one shape."""
 
-    def load(self, at: np.ndarray, mask: np.ndarray, other: np.ndarray | None, dtype: np.dtype) -> np.ndarray: ...
+    def load(
+        self, at: np.ndarray, mask: np.ndarray, other: np.ndarray | None, dtype: np.dtype, volatile: bool
+    ) -> np.ndarray: ...
     def store(self, at: np.ndarray, mask: np.ndarray, values: np.ndarray) -> None: ...
     def rmw(
         self, op: str, at: np.ndarray, mask: np.ndarray, values: np.ndarray, sem: str, scope: str
@@ -93,6 +100,8 @@ def language(memory: Memory | None = None) -> Iterator[None]:
     try:
         for kind in (JITFunction, _ti.InterpretedFunction):
             scope.set_attr(kind, "__call__", _call_helper)
+        options = dataclasses.replace(_ti.interpreter_builder.options, sanitize_overflow=False)
+        scope.set_attr(_ti.interpreter_builder, "options", options)
         stock = builder.cast_impl
         scope.set_attr(builder, "cast_impl", lambda self, src, dst: _cast(self, src, dst, stock))
         if memory is not None:
@@ -111,10 +120,13 @@ def _methods(memory: Memory) -> dict[str, Callable[..., Any]]:
     def wide(value: np.ndarray, like: np.ndarray) -> np.ndarray:
         return value if value.shape == like.shape else np.broadcast_to(value, like.shape)
 
-    def load(self: Any, ptrs: Any, mask: Any, other: Any, *_: Any, **__: Any) -> Any:
+    def load(
+        self: Any, ptrs: Any, mask: Any, other: Any, cache_modifier: Any, eviction_policy: Any, is_volatile: bool
+    ) -> Any:
         kind = ptrs.get_element_ty()
         given = None if other is None else wide(other.data, ptrs.data)
-        return _ti.TensorHandle(memory.load(ptrs.data, _bits(mask), given, _ti._get_np_dtype(kind)), kind)
+        dtype = _ti._get_np_dtype(kind)
+        return _ti.TensorHandle(memory.load(ptrs.data, _bits(mask), given, dtype, bool(is_volatile)), kind)
 
     def store(self: Any, ptrs: Any, value: Any, mask: Any, *_: Any, **__: Any) -> None:
         kind = _ti._get_np_dtype(ptrs.get_element_ty())
@@ -144,7 +156,7 @@ def _methods(memory: Memory) -> dict[str, Callable[..., Any]]:
 
 
 def _bits(mask: Any) -> np.ndarray:
-    return getattr(mask, "data", mask)
+    return mask if isinstance(mask, np.ndarray) else mask.data  # block pointers make bare arrays
 
 
 def bind(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
@@ -170,27 +182,6 @@ def grid_of(grid: Any, bound: Mapping[str, Any]) -> tuple[int, int, int]:
     return sizes + (1,) * (3 - len(sizes))  # type: ignore[return-value]
 
 
-def pointer(tensor: Any, address: int) -> Any:
-    """A kernel argument of the type of `tensor`, that points to `address`."""
-    kind: Any = tl.str_to_ty(mangle_type(tensor), None)
-    return tl.tensor(_ti.TensorHandle(np.array([address], dtype=np.uint64), kind), kind)
-
-
-def value(argument: Any) -> Any:
-    """Any other kernel argument, as the body of a kernel expects it."""
-    return _ti._implicit_cvt(argument)
-
-
-def argument(thing: Any, name: str, address: Callable[[str], int]) -> Any:
-    """A kernel argument with the addresses of its tensors replaced; parts of a tuple are called `name[i]`."""
-    if hasattr(thing, "data_ptr"):
-        return pointer(thing, address(name))
-    if isinstance(thing, tuple) and any(hasattr(part, "data_ptr") for part in thing):
-        parts = (argument(part, f"{name}[{i}]", address) for i, part in enumerate(thing))
-        return _ti._tuple_create(thing, parts)
-    return value(thing)
-
-
 def enter(program: tuple[int, int, int], grid: tuple[int, int, int]) -> None:
     """From now on `tl.program_id` and `tl.num_programs` answer for this program."""
     _ti.interpreter_builder.set_grid_dim(*grid)
@@ -204,14 +195,18 @@ def programs_of(grid: tuple[int, int, int]) -> list[tuple[int, int, int]]:
 
 def run(kernel: Any, grid: Any, *args: Any, **kwargs: Any) -> None:
     """One program after the other over the real memory of CPU tensors: what the stock interpreter does, anywhere."""
+    if not is_kernel(kernel):  # decorated further
+        with launches_go_to(run):
+            kernel[grid](*args, **kwargs)
+        return
     bound, constants = bind(kernel, args, kwargs)
     sizes = grid_of(grid, bound)
     function = body(kernel)
-    converted = {
-        name: arg if name in constants else pointer(arg, arg.data_ptr()) if hasattr(arg, "data_ptr") else value(arg)
-        for name, arg in bound.items()
-    }
     with language():
+        converted = {
+            name: arg if name in constants else argument(arg, name, lambda _, tensor: tensor.data_ptr())
+            for name, arg in bound.items()
+        }
         for program in programs_of(sizes):
             enter(program, sizes)
             function(**converted)
@@ -219,16 +214,31 @@ def run(kernel: Any, grid: Any, *args: Any, **kwargs: Any) -> None:
 
 @contextmanager
 def launches_go_to(handler: Callable[..., None]) -> Iterator[None]:
-    """Inside, `kernel[grid](...)` of every `@triton.jit` function calls `handler(kernel, grid, *args, **kwargs)`."""
+    """Inside, `kernel[grid](...)` of every `@triton.jit` function calls `handler(kernel, grid, *args, **kwargs)`.
+
+    Of several configurations for `triton.autotune` the first that its pruning leaves is taken: nothing is measured.
+    """
     scope = _ti._LangPatchScope()
 
     def launch(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
         if not warmup:
+            for hook in self.pre_run_hooks:
+                hook(*args, **kwargs)
             handler(self, grid, *args, **kwargs)
+
+    def tuned(self: Any, *args: Any, **kwargs: Any) -> Any:
+        named = dict(zip(self.arg_names, args, strict=False))
+        prune = self.early_config_prune
+        config = (prune(self.configs, named, **kwargs) if prune else self.configs)[0]
+        options = {k: v for k, v in config.all_kwargs().items() if k in config.kwargs or k in self.arg_names}
+        if config.pre_hook is not None:
+            config.pre_hook({**named, **kwargs, **options})
+        return self.fn.run(*args, **kwargs, **options)
 
     try:
         for kind in (JITFunction, _ti.InterpretedFunction):
             scope.set_attr(kind, "run", launch)
+        scope.set_attr(Autotuner, "run", tuned)
         yield
     finally:
         scope.restore()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from cs336_kernels.sanitizer.report import Finding, Kind, Program
 from cs336_kernels.sanitizer.source import Site, place
-
-Key = tuple[Kind, frozenset[Site], str | None]
 
 
 class Findings:
@@ -16,7 +14,9 @@ class Findings:
     def __init__(self, kernel: str, programs: Sequence[Program]) -> None:
         self._kernel, self._programs = kernel, programs
         self.seed = 0
-        self._found: dict[Key, Finding] = {}
+        self._known: set[Hashable] = set()
+        self._found: list[Finding] = []
+        self._racing: set[tuple[str, int]] = set()
 
     def add(
         self,
@@ -26,17 +26,34 @@ class Findings:
         tensor: str | None,
         message: str,
         other: Site | None = None,
+        cause: Site | None = None,
     ) -> None:
-        """programs: numbers in the order of the grid; `{0}` and `{1}` in the message become their ids."""
-        key = kind, frozenset({site, site if other is None else other}), tensor
-        if key not in self._found:
+        """Programs are numbers in the order of the grid; `{0}` and `{1}` in the message become their ids.
+
+        Findings of one kind about one statement are the same; races also when they have the same cause or the same two
+        statements, but not when they are about different tensors.
+        """
+        here, also = place(site), None if other is None else place(other)
+        if kind is Kind.RACE:
+            self._racing |= {here} if also is None else {here, also}
+        keys: set[Hashable] = {(kind, here)}
+        if kind is Kind.RACE:
+            keys = {(kind, tensor, here), (kind, tensor, frozenset({here, also or here}))}
+            if cause is not None:
+                keys.add((kind, place(cause)))
+        if keys.isdisjoint(self._known):
             ids = tuple(self._programs[p] for p in programs)
-            (file, line), also = place(site), None if other is None else place(other)
-            if also is not None and also[0] != file:
+            message = message.format(*ids)
+            if also is not None and also[0] != here[0]:
                 message += f" (the other access is in {also[0]})"
-            self._found[key] = Finding(
-                kind, self._kernel, file, line, ids, self.seed, message.format(*ids), tensor, also and also[1]
-            )
+            line = None if also is None else also[1]
+            self._found.append(Finding(kind, self._kernel, *here, ids, self.seed, message, tensor, line))
+        self._known |= keys
 
     def all(self) -> list[Finding]:
-        return list(self._found.values())
+        """One finding for one cause: a race explains that one of its two accesses reads what was not written, and a
+        result that differs between schedules follows from anything else that is wrong."""
+        kept = [f for f in self._found if f.kind is not Kind.UNINITIALISED_READ or (f.file, f.line) not in self._racing]
+        if any(f.kind is not Kind.NONDETERMINISM for f in kept):
+            kept = [f for f in kept if f.kind is not Kind.NONDETERMINISM]
+        return kept

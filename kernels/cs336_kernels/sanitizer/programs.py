@@ -3,6 +3,7 @@
 As on a GPU only `resident` programs exist at once, and a program stays until it ends: one that waits for a program
 that has not started waits for ever. A program that reads the same things again and again in a `while` loop is left out
 until memory changes. When nobody else is left, the waiting ones may look again a number of times; then they are stuck.
+A policy that lets one program go round a loop for ever while others could end it is overruled.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from cs336_kernels.sanitizer.schedule import Policy
 
 PATIENCE = 1000  # looks of every waiting program at unchanged memory before they count as stuck
 WAITING = 2  # repetitions after which a program is taken to wait
+STREAK = 1000  # operations of one program in a row, all in loops, after which the others get their turn
 
 
 @dataclass
@@ -45,18 +47,21 @@ class Programs:
         patience: int = PATIENCE,
     ) -> None:
         self._body, self._policy, self._max_steps, self._patience = body, policy, max_steps, patience
+        self._resident = resident
         self._hub = greenlet.getcurrent()
-        self._waiting_to_start = list(range(resident, n))
-        self._live = {p: greenlet.greenlet(body) for p in range(min(n, resident))}
+        self._waiting_to_start = list(range(n))
+        self._live: dict[int, greenlet.greenlet] = {}
         self._repeats = dict.fromkeys(range(n), 0)
+        self._streak = 0
         self.current = 0
 
     def pause(self) -> None:
         """Called by a program: somebody else may run now."""
         self._hub.switch()
 
-    def looked(self, *, again: bool, changed: bool) -> None:
-        """Called by a program after an operation: it saw nothing new in a loop; it changed memory."""
+    def looked(self, *, again: bool, changed: bool, in_loop: bool) -> None:
+        """Called by a program after an operation: it saw nothing new, it changed memory, it is in a `while` loop."""
+        self._streak = self._streak + 1 if in_loop else 0
         if changed:
             self._repeats = dict.fromkeys(self._repeats, 0)
         elif again:
@@ -74,6 +79,7 @@ class Programs:
         """
         steps = looks = 0
         try:
+            self._start()
             while self._live:
                 able = [p for p in sorted(self._live) if self._repeats[p] < WAITING]
                 if able:
@@ -85,16 +91,34 @@ class Programs:
                     return Ending(steps, sorted(self._live), self._waiting_to_start)
                 if steps >= self._max_steps:
                     return Ending(steps, sorted(self._live), self._waiting_to_start, endless=True)
-                self.current = self._policy.choose(able) if len(able) > 1 else able[0]
-                self._live[self.current].switch(self.current)
+                self._go_on(self._choose(able))
                 steps += 1
-                if self._live[self.current].dead:
-                    del self._live[self.current]
-                    self._repeats = dict.fromkeys(self._repeats, 0)
-                    if self._waiting_to_start:
-                        p = self._waiting_to_start.pop(0)
-                        self._live[p] = greenlet.greenlet(self._body)
+                self._start()
             return Ending(steps, [], [])
         finally:
             for program in self._live.values():
                 program.throw()
+
+    def _choose(self, able: list[int]) -> int:
+        before = self.current
+        if self._streak >= STREAK:  # in turn, until somebody does an operation outside of loops
+            return next((p for p in able if p > before), able[0])
+        chosen = self._policy.choose(able) if len(able) > 1 else able[0]
+        if chosen != before:
+            self._streak = 0
+        return chosen
+
+    def _start(self) -> None:
+        """Let programs begin while there is room, up to their first operation: what they do before it nobody can see,
+        so it is not a choice between schedules."""
+        while self._waiting_to_start and len(self._live) < self._resident:
+            p = self._waiting_to_start.pop(0)
+            self._live[p] = greenlet.greenlet(self._body)
+            self._go_on(p)
+
+    def _go_on(self, p: int) -> None:
+        self.current = p
+        self._live[p].switch(p)
+        if self._live[p].dead:
+            del self._live[p]
+            self._repeats = dict.fromkeys(self._repeats, 0)

@@ -7,7 +7,6 @@ index runs past the end: nothing lands by accident in a neighbour, and nothing c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -60,13 +59,19 @@ class Region:
         if any(v.is_contiguous() and self._spans[n] == (0, self.size) for n, v in self.views.items()):
             return None
         allowed = np.zeros(self.cells, bool)
-        for name, view in self.views.items():
-            places = np.full((), self._spans[name][0], np.int64)
-            for size, stride in zip(view.shape, view.stride(), strict=True):
-                places = places[..., None] + np.arange(size) * (stride * view.element_size())
-            for part in range(0, view.element_size(), self.unit):
-                allowed[(places + part) // self.unit] = True
+        for name in self.views:
+            allowed[self.places(name)] = True
         return None if allowed.all() else allowed
+
+    def places(self, name: str) -> np.ndarray | slice:
+        """The cells of a view's elements."""
+        view, (begin, end) = self.views[name], self._spans[name]
+        if view.is_contiguous():
+            return slice(begin // self.unit, end // self.unit)
+        first = np.full((), begin, np.int64)
+        for size, stride in zip(view.shape, view.stride(), strict=True):
+            first = first[..., None] + np.arange(size) * (stride * view.element_size())
+        return self.cells_at(first.reshape(-1), view.element_size())
 
     def holds(self, offsets: np.ndarray, itemsize: int) -> np.ndarray:
         """[n] bool: whether an element of `itemsize` bytes at each of these bytes belongs to a view."""
@@ -85,11 +90,6 @@ class Region:
     def address(self, name: str) -> int:
         """Where this view begins."""
         return self.base + self._spans[name][0]
-
-    def cells_of(self, name: str) -> tuple[int, int]:
-        """First cell of a view, and the one behind its last."""
-        begin, end = self._spans[name]
-        return begin // self.unit, -(-end // self.unit)
 
     def name(self, offset: int) -> str:
         """The argument whose memory this is, and the nearest one outside of all."""
@@ -154,16 +154,3 @@ class Regions:
     def restore(self, saved: list[tuple[np.ndarray, np.ndarray]]) -> None:
         for region, (data, fresh) in zip(self.all, saved, strict=True):
             region.data[:], region.fresh[:] = data, fresh
-
-
-def tensors_of(bound: Mapping[str, Any], constants: set[str]) -> dict[str, torch.Tensor]:
-    """The tensor arguments of a launch by name; those inside a tuple as `name[i]`."""
-    found: dict[str, torch.Tensor] = {}
-    for name, argument in bound.items():
-        if name in constants:
-            continue
-        if isinstance(argument, torch.Tensor):
-            found[name] = argument
-        elif isinstance(argument, tuple):
-            found |= {f"{name}[{i}]": a for i, a in enumerate(argument) if isinstance(a, torch.Tensor)}
-    return found

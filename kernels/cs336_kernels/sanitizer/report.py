@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -30,7 +29,8 @@ class Finding:
     Attributes:
         kernel: name of the launched kernel. file, line: of the statement; of a race, of the access that writes.
         other_line: of a race, the other access. programs: who took part.
-        seed: `sanitize(schedules=1, seed=seed, ...)` with the same policy and residency shows it again.
+        seed: `sanitize(schedules=1, seed=seed, ...)` with the same policy and residency shows it again. Two kinds of
+            schedules need those before them too: a result that differs from the first schedule's, and exhaustive ones.
         tensor: the kernel argument concerned, or None.
     """
 
@@ -145,17 +145,3 @@ class Report:
             "unique_bytes": self.unique_bytes,
             "total_bytes": self.total_bytes,
         }
-
-
-def without_consequences(findings: Iterable[Finding]) -> list[Finding]:
-    """One finding for one cause.
-
-    A race explains that one of its two accesses reads what was not written, and a result that differs between
-    schedules follows from anything else that is wrong.
-    """
-    all_of = list(findings)
-    racing = {(f.file, line) for f in all_of if f.kind is Kind.RACE for line in (f.line, f.other_line)}
-    kept = [f for f in all_of if f.kind is not Kind.UNINITIALISED_READ or (f.file, f.line) not in racing]
-    if any(f.kind is not Kind.NONDETERMINISM for f in kept):
-        kept = [f for f in kept if f.kind is not Kind.NONDETERMINISM]
-    return kept

@@ -25,9 +25,8 @@ def run_script(path: Path, arguments: Sequence[str] = (), **options: Any) -> Rep
         ValueError: an option of `sanitize` makes no sense.
         Exception: what the script raises, except `SystemExit`, which ends it.
     """
-    with sanitize(**options) as report, _as_main(path, arguments):
-        with suppress(SystemExit):
-            runpy.run_path(os.fspath(path), run_name="__main__")
+    with sanitize(**options) as report, _as_main(path, arguments), suppress(SystemExit):
+        runpy.run_path(os.fspath(path), run_name="__main__")
     return report
 
 

@@ -22,20 +22,20 @@ class Meter:
         np.add.at(self._touched[key], cells, 1)
 
     def result(self, regions: Regions) -> dict[str, Traffic]:
-        """By argument; views of one storage are told apart by where they lie, the first that holds a place counts."""
+        """By argument; of views of one storage the first that has an element at a place counts it."""
         table: dict[str, Traffic] = {}
         for region in regions.all:
             left = np.ones(region.cells, bool)
             for name in region.views:
-                first, last = region.cells_of(name)
-                mine = left[first:last].copy()
-                left[first:last] = False
+                places = region.places(name)
+                mine = np.zeros(region.cells, bool)
+                mine[places] = left[places]
+                left[places] = False
                 traffic = Traffic()
                 for what in ("loaded", "stored", "atomic"):
                     counts = self._touched.get((region.base, what))
                     if counts is not None:
-                        part = counts[first:last][mine]
-                        setattr(traffic, what, int(part.sum()) * region.unit)
-                        setattr(traffic, f"unique_{what}", int((part > 0).sum()) * region.unit)
+                        setattr(traffic, what, int(counts[mine].sum()) * region.unit)
+                        setattr(traffic, f"unique_{what}", int(np.count_nonzero(counts[mine])) * region.unit)
                 table[name] = traffic
         return table

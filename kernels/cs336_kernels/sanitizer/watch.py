@@ -3,19 +3,20 @@ program may come in between."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from cs336_kernels.sanitizer.cells import anything, combine, read, write
-from cs336_kernels.sanitizer.clocks import Clocks, Shadow
+from cs336_kernels.sanitizer.clocks import Clocks
 from cs336_kernels.sanitizer.findings import Findings
 from cs336_kernels.sanitizer.programs import Programs
 from cs336_kernels.sanitizer.races import Races
 from cs336_kernels.sanitizer.regions import Region, Regions
-from cs336_kernels.sanitizer.report import Kind
-from cs336_kernels.sanitizer.source import Site, here, in_while
+from cs336_kernels.sanitizer.report import Kind, Traffic
+from cs336_kernels.sanitizer.shadow import How, Shadow
+from cs336_kernels.sanitizer.source import Site, here, in_while, polls
 from cs336_kernels.sanitizer.traffic import Meter
 
 Part = tuple[Any, Region, np.ndarray, np.ndarray]
@@ -27,11 +28,12 @@ class Watch:
 
     Args:
         switch: called with the program that goes on.
-        garbage: what a masked-out lane without `other` gets: on a GPU anything. It differs between schedules, so that a
-            result that depends on it does too.
+        garbage: what a lane gets that loads nothing because of its mask and has no `other`: on a GPU that is anything.
+        garbage_at: the same for single statements.
 
     Attributes:
-        sites: where each program was last.
+        sites: where each program was last. progress: how many of its operations showed it something new.
+        holes: statements with lanes that got garbage.
     """
 
     def __init__(
@@ -43,27 +45,39 @@ class Watch:
         switch: Callable[[int], None],
         meter: Meter | None,
         garbage: float,
+        garbage_at: Mapping[Site, float],
     ) -> None:
         self.findings = findings
-        self._regions, self._switch, self._meter, self._garbage = regions, switch, meter, garbage
+        self._regions, self._switch, self._meter = regions, switch, meter
+        self._garbage, self._garbage_at = garbage, garbage_at
         self._clocks = Clocks(programs)
         self.shadows = {r.base: Shadow(r.cells, programs) for r in regions.all}
-        self._races = Races(self._clocks, self.shadows, findings, programs)
+        self._races = Races(self._clocks, self.shadows, findings)
         self.sites: list[Site] = [0] * programs
+        self.progress = [0] * programs
+        self.holes: set[Site] = set()
         self._seen: list[set[tuple[Site, bytes, bytes]]] = [set() for _ in range(programs)]
         self.runner: Programs | None = None
 
-    def load(self, at: np.ndarray, mask: np.ndarray, other: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
+    def load(
+        self, at: np.ndarray, mask: np.ndarray, other: np.ndarray | None, dtype: np.dtype, volatile: bool
+    ) -> np.ndarray:
         p, site = self._begin()
-        result = anything(at.shape, dtype, self._garbage) if other is None else np.array(other, dtype)
+        how = How.ATOMIC if volatile else How.PLAIN  # a volatile load is a relaxed one
+        if volatile:
+            self._races.volatile.add(site)
+        result = self._hole(at.shape, mask, dtype, site) if other is None else np.array(other, dtype)
         flat = result.reshape(-1)
         for lanes, region, offsets, cells in self._parts(at, mask, dtype.itemsize, "reads"):
             self._count("loaded", region, cells)
             self._check_written(region, cells)
-            conflicts = self.shadows[region.base].loads(p, cells, site, self._clocks)
-            self._races.report(p, region, conflicts, site, writes=False)
-            if len(offsets) == 1 and not conflicts and in_while(site):
-                others = self.shadows[region.base].left(int(cells[0])).nonzero()[0]
+            shadow = self.shadows[region.base]
+            conflicts = shadow.loads(p, cells, site, self._clocks, how)
+            self._races.report(p, region, conflicts, site, how, writes=False)
+            if volatile:
+                shadow.looks(p, cells, site, self._clocks, acquires=False)
+            elif len(offsets) == 1 and not conflicts and polls(site):
+                others = shadow.left(int(cells[0])).nonzero()[0]
                 if (others != p).any():
                     self._races.poll(p, int(others[others != p][0]), region, int(cells[0]), site)
             flat[lanes] = read(region, offsets, dtype)
@@ -78,7 +92,7 @@ class Watch:
             self._count("stored", region, cells)
             self._races.between_lanes(p, region, offsets, flat[lanes], site)
             conflicts = self.shadows[region.base].stores(p, cells, site, self._clocks)
-            self._races.report(p, region, conflicts, site, writes=True)
+            self._races.report(p, region, conflicts, site, How.PLAIN, writes=True)
             region.fresh[cells] = False
             changed |= write(region, offsets, flat[lanes])
         self._end(at, None, changed)
@@ -101,33 +115,50 @@ class Watch:
 
     def _atomic(self, step: Any, at: np.ndarray, mask: np.ndarray, dtype: np.dtype, sem: str, scope: str) -> np.ndarray:
         p, site = self._begin()
-        result = anything(at.shape, dtype, self._garbage)
+        result = self._hole(at.shape, mask, dtype, site)
         flat = result.reshape(-1)
-        changed = False
-        among_all = scope != "cta"  # an atomic operation among the threads of a program is plain for other programs
+        any_changed = False
+        how = How.NARROW if scope == "cta" else How.ATOMIC
         for lanes, region, offsets, cells in self._parts(at, mask, dtype.itemsize, "updates"):
             self._count("atomic", region, cells)
             self._check_written(region, cells)
-            shadow = self.shadows[region.base]
-            conflicts = shadow.stores(p, cells, site, self._clocks, atomic=among_all)
-            self._races.report(p, region, conflicts, site, writes=True)
-            if among_all and sem in ("acquire", "acq_rel"):
-                shadow.acquire(p, cells, self._clocks)
-            elif among_all:
-                self._races.saw_without_acquire(p, region, cells, site)
-            if among_all and sem in ("release", "acq_rel"):
-                shadow.release(p, cells, site, self._clocks)
-            region.fresh[cells] = False
-            if len(np.unique(offsets)) == len(offsets):
-                flat[lanes] = read(region, offsets, dtype)
-                changed |= write(region, offsets, step(flat[lanes], lanes).astype(dtype))
+            before = read(region, offsets, dtype)
+            if len(offsets) == 1 or len(np.unique(offsets)) == len(offsets):
+                flat[lanes] = before
+                write(region, offsets, step(before, lanes).astype(dtype))
             else:  # lanes that meet in one place, in their order
                 for lane, offset in zip(lanes, offsets, strict=True):
-                    one, place = np.array([lane]), np.array([offset])
-                    flat[one] = read(region, place, dtype)
-                    changed |= write(region, place, step(flat[one], one).astype(dtype))
-        self._end(at, result, changed)
+                    one, there = np.array([lane]), np.array([offset])
+                    flat[one] = read(region, there, dtype)
+                    write(region, there, step(flat[one], one).astype(dtype))
+            kind = np.dtype(f"u{dtype.itemsize}")
+            changed = read(region, offsets, dtype).view(kind) != before.view(kind)
+            self._updates(p, region, region.cells_at(offsets[~changed], dtype.itemsize), site, how, writes=False)
+            self._updates(p, region, region.cells_at(offsets[changed], dtype.itemsize), site, how, writes=True)
+            if how is How.ATOMIC:
+                shadow, releases = self.shadows[region.base], sem in ("release", "acq_rel")
+                shadow.looks(p, cells, site, self._clocks, acquires=sem in ("acquire", "acq_rel"))
+                shadow.leaves(p, cells, site, self._clocks, releases=releases, changed=bool(changed.any()))
+            region.fresh[cells] = False
+            any_changed |= bool(changed.any())
+        self._end(at, result, any_changed)
         return result
+
+    def _updates(self, p: int, region: Region, cells: np.ndarray, site: Site, how: How, *, writes: bool) -> None:
+        """Places that an atomic operation changed, or left as they were: then it has only read them."""
+        if len(cells):
+            shadow = self.shadows[region.base]
+            conflicts = (shadow.stores if writes else shadow.loads)(p, cells, site, self._clocks, how)
+            self._races.report(p, region, conflicts, site, how, writes=writes)
+
+    def traffic(self) -> dict[str, Traffic]:
+        return {} if self._meter is None else self._meter.result(self._regions)
+
+    def _hole(self, shape: tuple[int, ...], mask: np.ndarray, dtype: np.dtype, site: Site) -> np.ndarray:
+        """What an operation returns where it does nothing."""
+        if not mask.all():
+            self.holes.add(site)
+        return anything(shape, dtype, self._garbage_at.get(site, self._garbage))
 
     def _begin(self) -> tuple[int, Site]:
         """Let others run; then who goes on, and where."""
@@ -140,14 +171,15 @@ class Watch:
 
     def _end(self, at: np.ndarray, result: np.ndarray | None, changed: bool) -> None:
         assert self.runner is not None
-        p, again = self.runner.current, False
-        if changed or not in_while(self.sites[p]):
+        p, again, in_loop = self.runner.current, False, in_while(self.sites[self.runner.current])
+        if changed or not in_loop:
             self._seen[p].clear()
         else:
             look = self.sites[p], at.tobytes(), b"" if result is None else result.tobytes()
             again = look in self._seen[p]
             self._seen[p].add(look)
-        self.runner.looked(again=again, changed=changed)
+        self.progress[p] += not again
+        self.runner.looked(again=again, changed=changed, in_loop=in_loop)
 
     def _count(self, what: str, region: Region, cells: np.ndarray) -> None:
         if self._meter is not None:

@@ -1,0 +1,201 @@
+"""For each place in memory who touched it last, and what releases left there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from cs336_kernels.sanitizer.clocks import Clocks
+from cs336_kernels.sanitizer.source import Site, discards
+
+
+class How(IntEnum):
+    """Kind of an access. NARROW: atomic among the threads of one program only."""
+
+    PLAIN = 0
+    ATOMIC = 1
+    NARROW = 2
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """An earlier access that nothing orders before the one at hand. cell: where. other: its program; moment, site: of
+    the access. writes: whether it was a store; else it was a load."""
+
+    cell: int
+    other: int
+    moment: int
+    site: Site
+    how: How
+    writes: bool
+
+
+class Shadow:
+    """For each cell of a region its last writer, its readers since, and what releases left in it.
+
+    Attributes:
+        write_site: [cells], where each was last written.
+    """
+
+    def __init__(self, cells: int, programs: int) -> None:
+        self.write_site = np.zeros(cells, np.int32)
+        self._writer, self._wrote = np.zeros(cells, np.int32), np.zeros(cells, np.int32)
+        self._how = np.zeros(cells, np.int8)
+        self._readers = {how: _Readers(cells, programs, how) for how in (How.PLAIN, How.ATOMIC)}
+        self._sync, self._meant = _Rows(cells, programs), _Rows(cells, programs)
+
+    def loads(self, p: int, cells: np.ndarray, site: Site, clocks: Clocks, how: How = How.PLAIN) -> list[Conflict]:
+        """A load, or an atomic operation that leaves memory as it was. cells: distinct or repeated."""
+        found = self._unordered_writes(p, cells, clocks, how)
+        self._readers[How.ATOMIC if how is How.ATOMIC else How.PLAIN].add(p, cells, site, clocks)
+        return found
+
+    def stores(self, p: int, cells: np.ndarray, site: Site, clocks: Clocks, how: How = How.PLAIN) -> list[Conflict]:
+        """A store, or an atomic operation that changes memory."""
+        found = self._unordered_writes(p, cells, clocks, how) + self._readers[How.PLAIN].unordered(p, cells, clocks)
+        if how is not How.ATOMIC:
+            found += self._readers[How.ATOMIC].unordered(p, cells, clocks)
+            self._sync.forget(cells)
+            self._meant.forget(cells)
+        self._writer[cells], self._wrote[cells], self.write_site[cells] = p, clocks.clock[p, p], site
+        self._how[cells] = how
+        for readers in self._readers.values():
+            readers.forget(cells)
+        return found
+
+    def looks(self, p: int, cells: np.ndarray, site: Site, clocks: Clocks, *, acquires: bool) -> None:
+        """An atomic operation sees what was left in the cells."""
+        if not self._meant.used or (discards(site) and not acquires):
+            return
+        meant = self._meant.rows(cells).max(0)
+        if acquires:
+            clocks.learn(p, self._sync.rows(cells).max(0))
+        elif (meant > clocks.clock[p]).any():
+            clocks.saw_relaxed(p, meant, site)
+        np.maximum(clocks.meant[p], meant, out=clocks.meant[p])
+
+    def leaves(self, p: int, cells: np.ndarray, site: Site, clocks: Clocks, *, releases: bool, changed: bool) -> None:
+        """After an atomic operation: it hands on what earlier releases left, as in a release sequence."""
+        if not (releases or changed):
+            return
+        distinct = cells if len(cells) == 1 else np.unique(cells)
+        self._meant.raise_to(distinct, clocks.given_as_meant(p))
+        if releases:
+            self._sync.raise_to(distinct, clocks.given(p))
+            clocks.released(p, site)
+        else:
+            clocks.wrote_relaxed(p, site)
+
+    def left(self, cell: int) -> np.ndarray:
+        """[programs] what is meant to be known by who looks at this cell."""
+        return self._meant.rows(np.array([cell]))[0]
+
+    def _unordered_writes(self, p: int, cells: np.ndarray, clocks: Clocks, how: How) -> list[Conflict]:
+        bad = self._wrote[cells] > clocks.clock[p][self._writer[cells]]
+        if how is How.ATOMIC:
+            bad &= self._how[cells] != How.ATOMIC
+        if not bad.any():
+            return []
+        late = _one_of_each(cells[bad], self._writer, self.write_site)
+        return [
+            Conflict(c, int(self._writer[c]), int(self._wrote[c]), int(self.write_site[c]), How(self._how[c]), True)
+            for c in late
+        ]
+
+
+class _Readers:
+    """Who read each cell since it was written: the last one, and a clock for cells with several."""
+
+    def __init__(self, cells: int, programs: int, how: How) -> None:
+        self._how = how
+        self._reader, self._read = np.zeros(cells, np.int32), np.zeros(cells, np.int32)
+        self._site = np.zeros(cells, np.int32)
+        self._shared = _Rows(cells, programs)
+        self._any = False
+
+    def add(self, p: int, cells: np.ndarray, site: Site, clocks: Clocks) -> None:
+        now, self._any = clocks.clock[p, p], True
+        several = self._read[cells] > clocks.clock[p][self._reader[cells]]
+        if self._shared.used:
+            several |= self._shared.have(cells)
+        if several.any():
+            those = np.unique(cells[several])
+            rows, before = self._shared.rows(those), self._reader[those]
+            at = np.arange(len(those))
+            rows[at, before] = np.maximum(rows[at, before], self._read[those])
+            rows[:, p] = now
+            self._shared.put(those, rows)
+        self._reader[cells], self._read[cells], self._site[cells] = p, now, site
+
+    def unordered(self, p: int, cells: np.ndarray, clocks: Clocks) -> list[Conflict]:
+        if not self._any:
+            return []
+        found = []
+        bad = self._read[cells] > clocks.clock[p][self._reader[cells]]
+        if bad.any():
+            for c in _one_of_each(cells[bad], self._reader, self._site):
+                found.append(self._conflict(c, int(self._reader[c]), int(self._read[c])))
+        if self._shared.used:
+            rows = self._shared.rows(cells)
+            late = rows > clocks.clock[p]
+            late[:, p] = False
+            for at, other in np.argwhere(late)[:64]:
+                found.append(self._conflict(int(cells[at]), int(other), int(rows[at, other])))
+        return found
+
+    def forget(self, cells: np.ndarray) -> None:
+        if self._any:
+            self._read[cells] = 0
+            self._shared.forget(cells)
+
+    def _conflict(self, cell: int, other: int, moment: int) -> Conflict:
+        return Conflict(cell, other, moment, int(self._site[cell]), self._how, False)
+
+
+def _one_of_each(cells: np.ndarray, who: np.ndarray, lines: np.ndarray) -> list[int]:
+    """Of the cells one for each pair of a program and a line."""
+    _, first = np.unique(who[cells].astype(np.int64) << 32 | lines[cells], return_index=True)
+    return [int(cells[i]) for i in np.sort(first)]
+
+
+class _Rows:
+    """A clock per cell for the few cells that have one. Row 0 of the table stands for none."""
+
+    def __init__(self, cells: int, programs: int) -> None:
+        self._slot = np.zeros(cells, np.int32)
+        self._table = np.zeros((1, programs), np.int32)
+        self._next = 1
+
+    @property
+    def used(self) -> bool:
+        return self._next > 1
+
+    def have(self, cells: np.ndarray) -> np.ndarray:
+        return self._slot[cells] != 0
+
+    def rows(self, cells: np.ndarray) -> np.ndarray:
+        """[len(cells), programs], zeros for a cell without a clock; a copy."""
+        return self._table[self._slot[cells]]
+
+    def put(self, cells: np.ndarray, rows: np.ndarray) -> None:
+        """cells: distinct."""
+        new = cells[self._slot[cells] == 0]
+        last = self._next + len(new)
+        if last > len(self._table):
+            grown = np.zeros((max(64, 2 * last), self._table.shape[1]), np.int32)
+            grown[: self._next] = self._table[: self._next]
+            self._table = grown
+        self._slot[new] = np.arange(self._next, last)
+        self._next = last
+        self._table[self._slot[cells]] = rows
+
+    def raise_to(self, cells: np.ndarray, row: np.ndarray) -> None:
+        """cells: distinct; row: [programs]."""
+        self.put(cells, np.maximum(self.rows(cells), row))
+
+    def forget(self, cells: np.ndarray) -> None:
+        """A clock of zeros says what none says; its place in the table is kept for the next one."""
+        if self.used:
+            self._table[self._slot[cells]] = 0

@@ -1,0 +1,17 @@
+"""The rows lie `width` apart, not BLOCK: with one row nobody notices."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def double(x, y, width, BLOCK: tl.constexpr):
+    row, i = tl.program_id(0), tl.arange(0, BLOCK)
+    value = tl.load(x + row * BLOCK + i, mask=i < width, other=0.0)  # finding: out-of-bounds
+    tl.store(y + row * width + i, value * 2, mask=i < width)
+
+
+x = torch.arange(24.0).view(2, 12)
+double[(1,)](x[:1], torch.empty(1, 12), 12, BLOCK=16)
+double[(2,)](x, torch.empty(2, 12), 12, BLOCK=16)
