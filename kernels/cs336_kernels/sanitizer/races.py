@@ -77,7 +77,7 @@ class Races:
         return plain, f"; the access in line {place(plain)[1]} is not atomic"
 
     def _too_weak(self, p: int, c: Conflict) -> tuple[Site | None, str]:
-        weak = self._clocks.weak_point(p, c.other, c.moment)
+        weak = self._clocks.weak_point(p, c.actor, c.moment)
         if weak is None:
             return None, ""
         self._clocks.learn(p, self._clocks.meant[p])

@@ -21,11 +21,16 @@ class How(IntEnum):
 
 @dataclass(frozen=True)
 class Conflict:
-    """An earlier access that nothing orders before the one at hand. cell: where. other: its program; moment, site: of
-    the access. writes: whether it was a store; else it was a load."""
+    """An earlier access that nothing orders before the one at hand.
+
+    Attributes:
+        cell: where. other, actor: its program and who in it, see `Clocks`. moment, site: of the access.
+        writes: whether it was a store; else it was a load.
+    """
 
     cell: int
     other: int
+    actor: int
     moment: int
     site: Site
     how: How
@@ -44,22 +49,32 @@ class Shadow:
         self._writer, self._wrote = np.zeros(cells, np.int32), np.zeros(cells, np.int32)
         self._how = np.zeros(cells, np.int8)
         self._readers = {how: _Readers(cells, programs, how) for how in (How.PLAIN, How.ATOMIC)}
-        self._sync, self._meant = _Rows(cells, programs), _Rows(cells, programs)
+        self._sync, self._meant = _Rows(cells, 2 * programs), _Rows(cells, 2 * programs)
 
-    def loads(self, p: int, cells: np.ndarray, site: Site, clocks: Clocks, how: How = How.PLAIN) -> list[Conflict]:
-        """A load, or an atomic operation that leaves memory as it was. cells: distinct or repeated."""
+    def loads(
+        self, p: int, cells: np.ndarray, site: Site, clocks: Clocks, how: How = How.PLAIN, *, leading: bool = False
+    ) -> list[Conflict]:
+        """A load, or an atomic operation that leaves memory as it was.
+
+        Args:
+            cells: distinct or repeated. leading: one thread of the program does it, the one that releases.
+        """
         found = self._unordered_writes(p, cells, clocks, how)
-        self._readers[How.ATOMIC if how is How.ATOMIC else How.PLAIN].add(p, cells, site, clocks)
+        kind = How.ATOMIC if how is How.ATOMIC else How.PLAIN
+        self._readers[kind].add(p, clocks.actor(p, leading=leading), cells, site, clocks)
         return found
 
-    def stores(self, p: int, cells: np.ndarray, site: Site, clocks: Clocks, how: How = How.PLAIN) -> list[Conflict]:
+    def stores(
+        self, p: int, cells: np.ndarray, site: Site, clocks: Clocks, how: How = How.PLAIN, *, leading: bool = False
+    ) -> list[Conflict]:
         """A store, or an atomic operation that changes memory."""
         found = self._unordered_writes(p, cells, clocks, how) + self._readers[How.PLAIN].unordered(p, cells, clocks)
         if how is not How.ATOMIC:
             found += self._readers[How.ATOMIC].unordered(p, cells, clocks)
             self._sync.forget(cells)
             self._meant.forget(cells)
-        self._writer[cells], self._wrote[cells], self.write_site[cells] = p, clocks.clock[p, p], site
+        self._writer[cells], self._wrote[cells] = clocks.actor(p, leading=leading), clocks.clock[p, p]
+        self.write_site[cells] = site
         self._how[cells] = how
         for readers in self._readers.values():
             readers.forget(cells)
@@ -89,7 +104,7 @@ class Shadow:
             clocks.wrote_relaxed(p, site)
 
     def left(self, cell: int) -> np.ndarray:
-        """[programs] what is meant to be known by who looks at this cell."""
+        """[actors] what is meant to be known by who looks at this cell."""
         return self._meant.rows(np.array([cell]))[0]
 
     def _unordered_writes(self, p: int, cells: np.ndarray, clocks: Clocks, how: How) -> list[Conflict]:
@@ -99,10 +114,7 @@ class Shadow:
         if not bad.any():
             return []
         late = _one_of_each(cells[bad], self._writer, self.write_site)
-        return [
-            Conflict(c, int(self._writer[c]), int(self._wrote[c]), int(self.write_site[c]), How(self._how[c]), True)
-            for c in late
-        ]
+        return [_conflict(clocks, c, self._writer, self._wrote, self.write_site, How(self._how[c]), True) for c in late]
 
 
 class _Readers:
@@ -112,10 +124,10 @@ class _Readers:
         self._how = how
         self._reader, self._read = np.zeros(cells, np.int32), np.zeros(cells, np.int32)
         self._site = np.zeros(cells, np.int32)
-        self._shared = _Rows(cells, programs)
+        self._shared = _Rows(cells, 2 * programs)
         self._any = False
 
-    def add(self, p: int, cells: np.ndarray, site: Site, clocks: Clocks) -> None:
+    def add(self, p: int, actor: int, cells: np.ndarray, site: Site, clocks: Clocks) -> None:
         now, self._any = clocks.clock[p, p], True
         several = self._read[cells] > clocks.clock[p][self._reader[cells]]
         if self._shared.used:
@@ -125,9 +137,9 @@ class _Readers:
             rows, before = self._shared.rows(those), self._reader[those]
             at = np.arange(len(those))
             rows[at, before] = np.maximum(rows[at, before], self._read[those])
-            rows[:, p] = now
+            rows[:, actor] = now
             self._shared.put(those, rows)
-        self._reader[cells], self._read[cells], self._site[cells] = p, now, site
+        self._reader[cells], self._read[cells], self._site[cells] = actor, now, site
 
     def unordered(self, p: int, cells: np.ndarray, clocks: Clocks) -> list[Conflict]:
         if not self._any:
@@ -135,14 +147,13 @@ class _Readers:
         found = []
         bad = self._read[cells] > clocks.clock[p][self._reader[cells]]
         if bad.any():
-            for c in _one_of_each(cells[bad], self._reader, self._site):
-                found.append(self._conflict(c, int(self._reader[c]), int(self._read[c])))
+            late = _one_of_each(cells[bad], self._reader, self._site)
+            found += [_conflict(clocks, c, self._reader, self._read, self._site, self._how, False) for c in late]
         if self._shared.used:
             rows = self._shared.rows(cells)
-            late = rows > clocks.clock[p]
-            late[:, p] = False
-            for at, other in np.argwhere(late)[:64]:
-                found.append(self._conflict(int(cells[at]), int(other), int(rows[at, other])))
+            for at, actor in np.argwhere(rows > clocks.clock[p])[:64]:
+                cell, other, moment = int(cells[at]), int(actor) % clocks.programs, int(rows[at, actor])
+                found.append(Conflict(cell, other, int(actor), moment, int(self._site[cell]), self._how, False))
         return found
 
     def forget(self, cells: np.ndarray) -> None:
@@ -150,12 +161,15 @@ class _Readers:
             self._read[cells] = 0
             self._shared.forget(cells)
 
-    def _conflict(self, cell: int, other: int, moment: int) -> Conflict:
-        return Conflict(cell, other, moment, int(self._site[cell]), self._how, False)
+
+def _conflict(
+    clocks: Clocks, c: int, who: np.ndarray, when: np.ndarray, where: np.ndarray, how: How, writes: bool
+) -> Conflict:
+    return Conflict(c, int(who[c]) % clocks.programs, int(who[c]), int(when[c]), int(where[c]), how, writes)
 
 
 def _one_of_each(cells: np.ndarray, who: np.ndarray, lines: np.ndarray) -> list[int]:
-    """Of the cells one for each pair of a program and a line."""
+    """Of the cells one for each pair of an actor and a line."""
     _, first = np.unique(who[cells].astype(np.int64) << 32 | lines[cells], return_index=True)
     return [int(cells[i]) for i in np.sort(first)]
 
@@ -163,9 +177,9 @@ def _one_of_each(cells: np.ndarray, who: np.ndarray, lines: np.ndarray) -> list[
 class _Rows:
     """A clock per cell for the few cells that have one. Row 0 of the table stands for none."""
 
-    def __init__(self, cells: int, programs: int) -> None:
+    def __init__(self, cells: int, actors: int) -> None:
         self._slot = np.zeros(cells, np.int32)
-        self._table = np.zeros((1, programs), np.int32)
+        self._table = np.zeros((1, actors), np.int32)
         self._next = 1
 
     @property
@@ -176,7 +190,7 @@ class _Rows:
         return self._slot[cells] != 0
 
     def rows(self, cells: np.ndarray) -> np.ndarray:
-        """[len(cells), programs], zeros for a cell without a clock; a copy."""
+        """[len(cells), actors], zeros for a cell without a clock; a copy."""
         return self._table[self._slot[cells]]
 
     def put(self, cells: np.ndarray, rows: np.ndarray) -> None:
@@ -192,7 +206,7 @@ class _Rows:
         self._table[self._slot[cells]] = rows
 
     def raise_to(self, cells: np.ndarray, row: np.ndarray) -> None:
-        """cells: distinct; row: [programs]."""
+        """cells: distinct; row: [actors]."""
         self.put(cells, np.maximum(self.rows(cells), row))
 
     def forget(self, cells: np.ndarray) -> None:

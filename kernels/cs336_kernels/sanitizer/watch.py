@@ -77,7 +77,7 @@ class Watch:
             if volatile:
                 shadow.looks(p, cells, site, self._clocks, acquires=False)
             elif len(offsets) == 1 and not conflicts and polls(site):
-                others = shadow.left(int(cells[0])).nonzero()[0]
+                others = shadow.left(int(cells[0])).nonzero()[0] % len(self.sites)
                 if (others != p).any():
                     self._races.poll(p, int(others[others != p][0]), region, int(cells[0]), site)
             flat[lanes] = read(region, offsets, dtype)
@@ -133,8 +133,9 @@ class Watch:
                     write(region, there, step(flat[one], one).astype(dtype))
             kind = np.dtype(f"u{dtype.itemsize}")
             changed = read(region, offsets, dtype).view(kind) != before.view(kind)
-            self._updates(p, region, region.cells_at(offsets[~changed], dtype.itemsize), site, how, writes=False)
-            self._updates(p, region, region.cells_at(offsets[changed], dtype.itemsize), site, how, writes=True)
+            for writes, places in ((False, offsets[~changed]), (True, offsets[changed])):
+                if len(places):
+                    self._updates(p, region, region.cells_at(places, dtype.itemsize), site, how, at.size == 1, writes)
             if how is How.ATOMIC:
                 shadow, releases = self.shadows[region.base], sem in ("release", "acq_rel")
                 shadow.looks(p, cells, site, self._clocks, acquires=sem in ("acquire", "acq_rel"))
@@ -144,12 +145,14 @@ class Watch:
         self._end(at, result, any_changed)
         return result
 
-    def _updates(self, p: int, region: Region, cells: np.ndarray, site: Site, how: How, *, writes: bool) -> None:
+    def _updates(
+        self, p: int, region: Region, cells: np.ndarray, site: Site, how: How, single: bool, writes: bool
+    ) -> None:
         """Places that an atomic operation changed, or left as they were: then it has only read them."""
-        if len(cells):
-            shadow = self.shadows[region.base]
-            conflicts = (shadow.stores if writes else shadow.loads)(p, cells, site, self._clocks, how)
-            self._races.report(p, region, conflicts, site, how, writes=writes)
+        shadow = self.shadows[region.base]
+        leading = single and how is How.ATOMIC
+        conflicts = (shadow.stores if writes else shadow.loads)(p, cells, site, self._clocks, how, leading=leading)
+        self._races.report(p, region, conflicts, site, how, writes=writes)
 
     def traffic(self) -> dict[str, Traffic]:
         return {} if self._meter is None else self._meter.result(self._regions)
