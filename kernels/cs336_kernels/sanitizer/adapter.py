@@ -7,7 +7,7 @@ of ours. Written against triton 3.6.0, 3.7.1 and 3.9.0.
 
 What differs from the stock interpreter: rounding of float32 to bfloat16 is to nearest even, as on a GPU (the stock one
 truncates); integers that overflow wrap around, as on a GPU (the stock one raises); the language is patched once a
-launch and not once a call of a helper, and everything is put back.
+launch and not once a call of a helper, and everything is put back. With a memory of ours, `tl.device_assert` checks.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def language(memory: Memory | None = None) -> Iterator[None]:
     try:
         for kind in (JITFunction, _ti.InterpretedFunction):
             scope.set_attr(kind, "__call__", _call_helper)
-        options = dataclasses.replace(_ti.interpreter_builder.options, sanitize_overflow=False)
+        options = dataclasses.replace(
+            _ti.interpreter_builder.options, sanitize_overflow=False, debug=memory is not None
+        )
         scope.set_attr(_ti.interpreter_builder, "options", options)
         stock = builder.cast_impl
         scope.set_attr(builder, "cast_impl", lambda self, src, dst: _cast(self, src, dst, stock))
