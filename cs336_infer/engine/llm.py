@@ -16,7 +16,7 @@ from cs336_infer.engine.roster import Rank, first_come
 from cs336_infer.engine.sequence import Sequence
 from cs336_infer.generate import generate, stream
 from cs336_infer.kv.manager import KVManager
-from cs336_infer.kv.paged import PagedKV
+from cs336_infer.kv.paged import ATTENTION, PagedKV
 from cs336_infer.kv.policy import EvictionPolicy
 from cs336_infer.kv.prefix import root_key
 from cs336_infer.kv.tier_options import TierOptions
@@ -101,7 +101,7 @@ class LLM:
             dtype=self.model.dtype,
             device=self.model.device,
             fill=fill,
-            native=self.model.net.path == "cpu",
+            attention=ATTENTION.get(self.model.net.path, "torch"),
         )
         if tiers is not None:
             self.tiers = tiers.open(block_bytes=memory.block_bytes, fingerprint=self.root())

@@ -16,9 +16,10 @@ from cs336_infer.models.attend import Attend, KVCache
 from cs336_infer.models.config import ModelConfig
 from cs336_infer.models.weights import WeightSource, expected_shapes
 
-KERNELS = ("reference", "packed", "cpu", "compile")
-"""Rungs: plain PyTorch, weights reordered for the CPU, the same with attention over KV pages in C++, and plain PyTorch
-through `torch.compile`."""
+KERNELS = ("reference", "packed", "cpu", "compile", "triton", "fused")
+"""Rungs: plain PyTorch; weights reordered for the CPU; the same with attention over KV pages in C++; plain PyTorch
+through `torch.compile`; a Triton kernel for each op; Triton kernels that fuse chains of ops."""
+TRITON = ("triton", "fused")
 PACKED = ("packed", "cpu")
 
 Rope = tuple[torch.Tensor, torch.Tensor]
@@ -39,9 +40,12 @@ class Block:
         self.gate_up = Linear(get("mlp.gate_proj", "mlp.up_proj"), linear)
         self.down = Linear(get("mlp.down_proj"), linear)
         self._project, self._finish = _compiled() if path == "compile" else (Block.project, Block.finish)
+        self._whole = _triton(path) if path in TRITON else None
 
     def __call__(self, x: torch.Tensor, rope: Rope, layer: int, attend: Attend) -> torch.Tensor:
         """x: [batch, seq, hidden] -> the same shape."""
+        if self._whole is not None:
+            return self._whole(self, x, rope, layer, attend)
         q, k, v = self._project(self, x, rope)
         return self._finish(self, x, attend(layer, q, k, v).reshape(x.shape[0], x.shape[1], -1))
 
@@ -68,6 +72,12 @@ def _compiled() -> tuple[Any, Any]:
     """The two halves of a layer through `torch.compile`. Weights are inputs of the graphs, so that all layers share
     them; the number of tokens is symbolic. What lies between the halves, the KV cache, stays Python."""
     return torch.compile(Block.project, dynamic=True), torch.compile(Block.finish, dynamic=True)
+
+
+def _triton(path: str) -> Callable[..., torch.Tensor]:
+    from cs336_infer.models import triton_block  # Triton has wheels for Linux only
+
+    return triton_block.fused if path == "fused" else triton_block.separate
 
 
 class Llama:
@@ -145,6 +155,10 @@ class Llama:
                 return x.new_empty((len(tokens), 0, self.config.vocab_size), dtype=torch.float32)
         elif last_only:
             x = x[:, -1:]
+        if self.path in TRITON:
+            from cs336_infer.models import triton_block
+
+            return triton_block.logits(self, x).float()
         return self.head(rms_norm(x, self.norm, self.config.rms_eps)).float()
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from cs336_kernels.ops import packing_available
 from cs336_infer.devices import bf16_is_native, find_device
 from cs336_infer.models.config import ModelConfig, config_from_gguf, config_from_hf
 from cs336_infer.models.gguf_file import GGUFFile
-from cs336_infer.models.llama import KERNELS, PACKED, Llama
+from cs336_infer.models.llama import KERNELS, PACKED, TRITON, Llama
 from cs336_infer.models.tokenizer import Tokenizer
 from cs336_infer.models.weights import GGUFSource, SafetensorsSource, WeightSource, check_shapes
 from cs336_infer.models.zoo import EMBEDDED, resolve
@@ -71,7 +72,9 @@ def load_model(
         device: "cpu", "cuda", "cuda:1", or "auto": a GPU if there is one.
         kernels: "reference" (plain PyTorch), "packed" (weights reordered for the CPU), "cpu" (the same, and
             in the engine attention over KV pages in C++, built on first use), "compile" (plain PyTorch through
-            `torch.compile`, which takes a minute when it first runs), or "auto": packed where it exists.
+            `torch.compile`, which takes a minute when it first runs), "triton" (a Triton kernel for each op), "fused"
+            (Triton kernels that fuse chains of ops; the engine only), or "auto": packed where it exists. On a CPU
+            Triton kernels are interpreted: for tiny models.
             A name that cannot run here is an error.
         progress: show a bar while loading; None shows it only on a terminal or in a notebook.
 
@@ -183,6 +186,8 @@ def _kernels(kernels: str, dtype: torch.dtype, device: torch.device) -> str:
         raise InvalidRequest(f"kernels={kernels!r} does not run with {dtype} on {device} with this build of torch")
     if kernels == "cpu" and (why := native.unavailable("attention")):
         raise InvalidRequest(f"kernels='cpu' is built on first use, which fails here: {why}")
+    if kernels in TRITON and find_spec("triton") is None:
+        raise InvalidRequest(f"kernels={kernels!r} needs Triton, which has wheels for Linux only")
     if kernels == "compile" and device.type == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
         raise InvalidRequest("kernels='compile' needs a C++ compiler, g++ or the one that $CXX names (Debian: g++)")
     return kernels

@@ -6,9 +6,10 @@ import random
 
 import pytest
 import torch
+from cs336_kernels import native
 from cs336_kernels.ops import attention
 
-from cs336_infer.kv import paged
+from cs336_infer.kv import singles as decoding
 from cs336_infer.kv.paged import PagedKV, Row
 from cs336_infer.models.config import ModelConfig
 
@@ -32,16 +33,37 @@ def randn(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("group_bytes", [1, 3000, 1 << 20])
+@pytest.mark.parametrize("prefills", [3, 0])
+@pytest.mark.parametrize(
+    ("kernels", "group_bytes"),
+    [
+        ("torch", 1),
+        ("torch", 3000),
+        ("torch", 1 << 20),
+        pytest.param(
+            "native", 0, marks=pytest.mark.skipif(native.unavailable("attention") is not None, reason="no compiler")
+        ),
+        ("triton", 0),
+    ],
+)
 @pytest.mark.parametrize("fill", [float("nan"), 12345.0])
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_every_row_sees_its_own_tokens_and_no_others(monkeypatch, block_size, fill, group_bytes) -> None:
+def test_every_row_sees_its_own_tokens_and_no_others(
+    monkeypatch, block_size, fill, kernels, group_bytes, prefills
+) -> None:
     """Ragged rows, in decode and in chunks of prefill, in one step; tables in any order; unused slots hold `fill`."""
-    monkeypatch.setattr(paged, "GROUP_BYTES", group_bytes)
+    monkeypatch.setattr(decoding, "GROUP_BYTES", group_bytes)
     draw = random.Random(block_size)
     lengths = [draw.randint(1, 70) for _ in range(12)]
-    news = [1] * 9 + [draw.randint(1, n) for n in lengths[9:]]
-    memory = PagedKV(CONFIG, num_blocks=900 // block_size + 12, block_size=block_size, dtype=torch.float32, fill=fill)
+    news = [1] * (12 - prefills) + [draw.randint(1, n) for n in lengths[12 - prefills :]]
+    memory = PagedKV(
+        CONFIG,
+        num_blocks=900 // block_size + 12,
+        block_size=block_size,
+        dtype=torch.float32,
+        fill=fill,
+        attention=kernels,
+    )
     free = list(range(len(memory.data)))
     draw.shuffle(free)
     rows = []
@@ -76,8 +98,8 @@ def test_every_row_sees_its_own_tokens_and_no_others(monkeypatch, block_size, fi
 def test_groups_hold_rows_of_like_length(monkeypatch) -> None:
     memory = PagedKV(CONFIG, num_blocks=64, block_size=4, dtype=torch.float32)
     singles = [(i, Row(range(n), n * 4 - 1, 1), torch.arange(n)) for i, n in enumerate((10, 2, 9, 7, 10, 2))]
-    groups = [[len(table) for _, _, table in group] for group in paged._alike(singles, memory)]
+    groups = [[len(table) for _, _, table in group] for group in decoding._alike(singles, memory)]
     assert groups == [[10, 10, 9], [7], [2, 2]]
-    monkeypatch.setattr(paged, "GROUP_BYTES", 25 * memory.page * 4)
-    groups = [[len(table) for _, _, table in group] for group in paged._alike(singles, memory)]
+    monkeypatch.setattr(decoding, "GROUP_BYTES", 25 * memory.page * 4)
+    groups = [[len(table) for _, _, table in group] for group in decoding._alike(singles, memory)]
     assert groups == [[10, 10], [9], [7], [2, 2]]
