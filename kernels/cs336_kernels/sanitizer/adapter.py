@@ -60,6 +60,7 @@ class Memory(Protocol):
         self, op: str, at: np.ndarray, mask: np.ndarray, values: np.ndarray, sem: str, scope: str
     ) -> np.ndarray: ...
     def cas(self, at: np.ndarray, compare: np.ndarray, values: np.ndarray, sem: str, scope: str) -> np.ndarray: ...
+    def poll(self, at: np.ndarray, wanted: np.ndarray, may_give_up: bool, sem: str, scope: str) -> np.ndarray: ...
     def barrier(self) -> None: ...
 
 
@@ -122,13 +123,12 @@ def _methods(memory: Memory) -> dict[str, Callable[..., Any]]:
     def wide(value: np.ndarray, like: np.ndarray) -> np.ndarray:
         return value if value.shape == like.shape else np.broadcast_to(value, like.shape)
 
-    def load(
-        self: Any, ptrs: Any, mask: Any, other: Any, cache_modifier: Any, eviction_policy: Any, is_volatile: bool
-    ) -> Any:
+    def load(self: Any, ptrs: Any, mask: Any, other: Any, *cache_and_volatile: Any, **options: Any) -> Any:
         kind = ptrs.get_element_ty()
         given = None if other is None else wide(other.data, ptrs.data)
+        volatile = options["is_volatile"] if "is_volatile" in options else cache_and_volatile[-1]
         dtype = _ti._get_np_dtype(kind)
-        return _ti.TensorHandle(memory.load(ptrs.data, _bits(mask), given, dtype, bool(is_volatile)), kind)
+        return _ti.TensorHandle(memory.load(ptrs.data, _bits(mask), given, dtype, bool(volatile)), kind)
 
     def store(self: Any, ptrs: Any, value: Any, mask: Any, *_: Any, **__: Any) -> None:
         kind = _ti._get_np_dtype(ptrs.get_element_ty())
@@ -148,13 +148,32 @@ def _methods(memory: Memory) -> dict[str, Callable[..., Any]]:
     def barrier(self: Any, *_: Any, **__: Any) -> None:
         memory.barrier()
 
-    return {
+    def atomic_load(self: Any, ptr: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        kind = ptr.get_element_ty()
+        nothing = np.zeros(ptr.data.shape, _ti._get_np_dtype(kind))
+        where = wide(_bits(mask), ptr.data)
+        return _ti.TensorHandle(memory.rmw("load", ptr.data, where, nothing, _SEMANTICS[sem], _SCOPES[scope]), kind)
+
+    def atomic_store(self: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> None:
+        values, where = wide(val.data, ptr.data), wide(_bits(mask), ptr.data)
+        memory.rmw("store", ptr.data, where, values, _SEMANTICS[sem], _SCOPES[scope])
+
+    def atomic_poll(self: Any, ptr: Any, expected: Any, timeout_ns: Any, sem: Any, scope: Any) -> Any:
+        wanted, may_give_up = wide(expected.data, ptr.data), isinstance(timeout_ns, _ti.TensorHandle)
+        met = memory.poll(ptr.data, wanted, may_give_up, _SEMANTICS[sem], _SCOPES[scope])
+        return _ti.TensorHandle(met, tl.int1)
+
+    methods = {
         "create_masked_load": load,
         "create_masked_store": store,
         "create_atomic_rmw": rmw,
         "create_atomic_cas": cas,
         "create_barrier": barrier,
+        "create_atomic_load": atomic_load,
+        "create_atomic_store": atomic_store,
+        "create_atomic_poll": atomic_poll,
     }
+    return {name: method for name, method in methods.items() if hasattr(_ti.InterpreterBuilder, name)}
 
 
 def _bits(mask: Any) -> np.ndarray:

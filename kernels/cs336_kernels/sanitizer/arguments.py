@@ -41,13 +41,15 @@ def argument(thing: Any, name: str, address: Callable[[str, Any], int]) -> Any:
     if hasattr(thing, "data_ptr"):
         return pointer(thing, address(name, thing))
     if isinstance(thing, TensorDescriptor):
-        return _ti.interpreter_semantic.make_tensor_descriptor(
+        descriptor: Any = _ti.interpreter_semantic.make_tensor_descriptor(
             base=pointer(thing.base, address(name, thing.base)),
             shape=[value(size) for size in thing.shape],
             strides=[value(stride) for stride in thing.strides[:-1]] + [tl.constexpr(1)],
             block_shape=[tl.constexpr(size) for size in thing.block_shape],  # type: ignore[arg-type]
             padding_option=thing.padding,
         )
+        descriptor.handle.round_f32_to_tf32 = thing.round_f32_to_tf32  # read by Triton 3.9
+        return descriptor
     if isinstance(thing, tuple):
         return _ti._tuple_create(thing, (argument(part, f"{name}[{i}]", address) for i, part in enumerate(thing)))
     return value(thing)

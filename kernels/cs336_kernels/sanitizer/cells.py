@@ -35,14 +35,15 @@ def write(region: Region, offsets: np.ndarray, values: np.ndarray) -> bool:
 
 
 def combine(op: str, old: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """What a read-modify-write stores; bfloat16 numbers come as uint16."""
+    """What an atomic operation leaves; bfloat16 numbers come as uint16."""
     if op == "fadd" and old.dtype == np.uint16:
         wide = (old.astype(np.uint32) << 16).view(np.float32) + (value.astype(np.uint32) << 16).view(np.float32)
         bits = wide.view(np.uint32)
         return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
     functions: dict[str, Any] = {
         "add": np.add, "fadd": np.add, "min": np.minimum, "umin": np.minimum, "max": np.maximum, "umax": np.maximum,
-        "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "xchg": lambda _, v: v,
+        "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+        "xchg": lambda _, v: v, "store": lambda _, v: v, "load": lambda old, _: old,
     }  # fmt: skip
     return functions[op](old, value)
 

@@ -8,7 +8,7 @@ from enum import IntEnum
 import numpy as np
 
 from cs336_kernels.sanitizer.clocks import Clocks
-from cs336_kernels.sanitizer.source import Site, discards
+from cs336_kernels.sanitizer.source import Site
 
 
 class How(IntEnum):
@@ -82,7 +82,7 @@ class Shadow:
 
     def looks(self, p: int, cells: np.ndarray, site: Site, clocks: Clocks, *, acquires: bool) -> None:
         """An atomic operation sees what was left in the cells."""
-        if not self._meant.used or (discards(site) and not acquires):
+        if not self._meant.used:
             return
         meant = self._meant.rows(cells).max(0)
         if acquires:
@@ -91,10 +91,15 @@ class Shadow:
             clocks.saw_relaxed(p, meant, site)
         np.maximum(clocks.meant[p], meant, out=clocks.meant[p])
 
-    def leaves(self, p: int, cells: np.ndarray, site: Site, clocks: Clocks, *, releases: bool, changed: bool) -> None:
-        """After an atomic operation: it hands on what earlier releases left, as in a release sequence."""
-        if not (releases or changed):
-            return
+    def leaves(self, p: int, cells: np.ndarray, site: Site, clocks: Clocks, *, releases: bool, reads: bool) -> None:
+        """After an atomic operation that released or changed memory.
+
+        Args:
+            reads: it has read what was there, and hands on what earlier releases left, as in a release sequence.
+        """
+        if not reads:
+            self._sync.forget(cells)
+            self._meant.forget(cells)
         distinct = cells if len(cells) == 1 else np.unique(cells)
         self._meant.raise_to(distinct, clocks.given_as_meant(p))
         if releases:

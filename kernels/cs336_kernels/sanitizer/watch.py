@@ -16,8 +16,10 @@ from cs336_kernels.sanitizer.races import Races
 from cs336_kernels.sanitizer.regions import Region, Regions
 from cs336_kernels.sanitizer.report import Kind, Traffic
 from cs336_kernels.sanitizer.shadow import How, Shadow
-from cs336_kernels.sanitizer.source import Site, here, in_while, polls
+from cs336_kernels.sanitizer.source import Site, discards, here, in_while, polls
 from cs336_kernels.sanitizer.traffic import Meter
+
+POLL_LOOKS = 100  # after which `tl.atomic_poll` with a timeout gives up
 
 Part = tuple[Any, Region, np.ndarray, np.ndarray]
 """Lanes of an operation in one region: their indices, the region, byte offsets, cells [lanes * cells of an element]."""
@@ -101,7 +103,8 @@ class Watch:
         def step(old: np.ndarray, lanes: Any) -> np.ndarray:
             return combine(op, old, values.reshape(-1)[lanes])
 
-        return self._atomic(step, at, mask, values.dtype, sem, scope)
+        moves = {"load": "loaded", "store": "stored"}.get(op, "atomic")
+        return self._atomic(step, at, mask, values.dtype, sem, scope, moves)
 
     def cas(self, at: np.ndarray, compare: np.ndarray, values: np.ndarray, sem: str, scope: str) -> np.ndarray:
         def step(old: np.ndarray, lanes: Any) -> np.ndarray:
@@ -109,19 +112,45 @@ class Watch:
 
         return self._atomic(step, at, np.ones(at.shape, bool), values.dtype, sem, scope)
 
+    def poll(self, at: np.ndarray, wanted: np.ndarray, may_give_up: bool, sem: str, scope: str) -> np.ndarray:
+        """Look until all places were seen to hold what is wanted, or with `may_give_up` some times; which were."""
+        met, looks = np.zeros(at.shape, bool), 0
+        while not met.all() and not (may_give_up and looks == POLL_LOOKS):
+            seen = self._atomic(lambda old, _: old, at, ~met, wanted.dtype, "none", scope, "loaded", waits=True)
+            new, looks = ~met & (seen == wanted), looks + 1
+            met |= new
+            assert self.runner is not None
+            p = self.runner.current
+            for _, region, _, cells in self._parts(at, new, wanted.dtype.itemsize, "reads"):
+                if scope != "cta":
+                    self.shadows[region.base].looks(p, cells, self.sites[p], self._clocks, acquires=sem == "acquire")
+        return met
+
     def barrier(self) -> None:
         assert self.runner is not None
         self._clocks.barrier(self.runner.current)
 
-    def _atomic(self, step: Any, at: np.ndarray, mask: np.ndarray, dtype: np.dtype, sem: str, scope: str) -> np.ndarray:
+    def _atomic(
+        self,
+        step: Callable[[np.ndarray, Any], np.ndarray],
+        at: np.ndarray,
+        mask: np.ndarray,
+        dtype: np.dtype,
+        sem: str,
+        scope: str,
+        moves: str = "atomic",
+        waits: bool = False,
+    ) -> np.ndarray:
+        """`step(old, lanes)` is what the places are set to. waits: it is repeated until something else happens."""
         p, site = self._begin()
-        result = self._hole(at.shape, mask, dtype, site)
-        flat = result.reshape(-1)
-        any_changed = False
+        result = np.zeros(at.shape, dtype) if waits or moves == "stored" else self._hole(at.shape, mask, dtype, site)
+        flat, any_changed = result.reshape(-1), False
         how = How.NARROW if scope == "cta" else How.ATOMIC
-        for lanes, region, offsets, cells in self._parts(at, mask, dtype.itemsize, "updates"):
-            self._count("atomic", region, cells)
-            self._check_written(region, cells)
+        verb = {"loaded": "reads", "stored": "writes", "atomic": "updates"}[moves]
+        for lanes, region, offsets, cells in self._parts(at, mask, dtype.itemsize, verb):
+            self._count(moves, region, cells)
+            if moves != "stored":
+                self._check_written(region, cells)
             before = read(region, offsets, dtype)
             if len(offsets) == 1 or len(np.unique(offsets)) == len(offsets):
                 flat[lanes] = before
@@ -133,16 +162,20 @@ class Watch:
                     write(region, there, step(flat[one], one).astype(dtype))
             kind = np.dtype(f"u{dtype.itemsize}")
             changed = read(region, offsets, dtype).view(kind) != before.view(kind)
+            any_changed |= bool(changed.any())
+            changed |= moves == "stored"
             for writes, places in ((False, offsets[~changed]), (True, offsets[changed])):
                 if len(places):
                     self._updates(p, region, region.cells_at(places, dtype.itemsize), site, how, at.size == 1, writes)
-            if how is How.ATOMIC:
-                shadow, releases = self.shadows[region.base], sem in ("release", "acq_rel")
-                shadow.looks(p, cells, site, self._clocks, acquires=sem in ("acquire", "acq_rel"))
-                shadow.leaves(p, cells, site, self._clocks, releases=releases, changed=bool(changed.any()))
-            region.fresh[cells] = False
-            any_changed |= bool(changed.any())
-        self._end(at, result, any_changed)
+            if how is How.ATOMIC and sem != "none":
+                shadow, reads, releases = self.shadows[region.base], moves != "stored", sem in ("release", "acq_rel")
+                acquires = sem in ("acquire", "acq_rel")
+                if acquires or (reads and not discards(site)):
+                    shadow.looks(p, cells, site, self._clocks, acquires=acquires)
+                if releases or changed.any():
+                    shadow.leaves(p, cells, site, self._clocks, releases=releases, reads=reads)
+            region.fresh[cells] &= moves == "loaded"
+        self._end(at, result, any_changed, waits)
         return result
 
     def _updates(
@@ -172,9 +205,10 @@ class Watch:
         self.sites[p] = here()
         return p, self.sites[p]
 
-    def _end(self, at: np.ndarray, result: np.ndarray | None, changed: bool) -> None:
+    def _end(self, at: np.ndarray, result: np.ndarray | None, changed: bool, waits: bool = False) -> None:
         assert self.runner is not None
-        p, again, in_loop = self.runner.current, False, in_while(self.sites[self.runner.current])
+        p, again = self.runner.current, False
+        in_loop = waits or in_while(self.sites[p])
         if changed or not in_loop:
             self._seen[p].clear()
         else:
