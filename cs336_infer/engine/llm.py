@@ -124,6 +124,10 @@ class LLM:
             preemption=preemption,
             safety=as_check(safety),
         )
+        if self.model.net.path == "graph":
+            from cs336_infer.engine.graphs import Graphs  # Triton has wheels for Linux only
+
+            self.engine.forward = Graphs(self.model.net, config.context_length).forward
 
     def __enter__(self) -> LLM:
         return self

@@ -21,7 +21,7 @@ from cs336_infer.models.attend import Attend
 from cs336_infer.models.config import ModelConfig
 from cs336_infer.types import InvalidRequest
 
-ATTENTION = {"cpu": "native", "triton": "triton", "fused": "triton"}
+ATTENTION = {"cpu": "native", "triton": "triton", "fused": "triton", "graph": "triton"}
 """Which kernels read the pages, by the rung of the model; all others leave it to torch."""
 
 

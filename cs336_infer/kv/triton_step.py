@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from cs336_kernels.ops import decode_attention, prefill_attention, write_kv
+from cs336_kernels.ops.decode_attention import choose_splits
 
 from cs336_infer.kv.paged import PagedKV, PagedStep, Row
 
@@ -16,6 +17,8 @@ class TritonStep(PagedStep):
 
     Attributes:
         slots: [tokens] int64, block * block_size + place, where the new tokens' keys and values go.
+        tables: [rows, blocks] int64, padded. totals: [rows] int64, positions after this step.
+        splits: programs that share a row's pages when decoding.
     """
 
     def __init__(self, memory: PagedKV, rows: Sequence[Row]) -> None:
@@ -27,9 +30,10 @@ class TritonStep(PagedStep):
         padded = torch.nn.utils.rnn.pad_sequence(self._tables, batch_first=True)
         self.slots = (padded[row_of, places // size] * size + places % size).to(device)
         self.decoding = bool((new == 1).all())
-        self._padded = padded.to(device)
+        self.tables = padded.to(device)
         self._starts = torch.nn.functional.pad(new.cumsum(0), (1, 0)).to(device)
-        self._totals = torch.tensor([r.total for r in rows]).to(device)
+        self.totals = torch.tensor([r.total for r in rows]).to(device)
+        self.splits = choose_splits(max(r.total for r in rows), len(rows), memory.data.shape[4])
 
     def extend(self, new: int) -> TritonStep:
         if new != self.positions.shape[1]:
@@ -49,5 +53,5 @@ class TritonStep(PagedStep):
         """Attention over what is stored, the new tokens included; q and result [tokens, heads, head_dim]."""
         keys, values = self.pages_of(layer)
         if self.decoding:
-            return decode_attention(q, keys, values, self._padded, self._totals, path="triton")
-        return prefill_attention(q, keys, values, self._padded, self._starts, self._totals, path="triton")
+            return decode_attention(q, keys, values, self.tables, self.totals, self.splits, path="triton")
+        return prefill_attention(q, keys, values, self.tables, self._starts, self.totals, path="triton")

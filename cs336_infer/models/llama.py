@@ -16,10 +16,11 @@ from cs336_infer.models.attend import Attend, KVCache
 from cs336_infer.models.config import ModelConfig
 from cs336_infer.models.weights import WeightSource, expected_shapes
 
-KERNELS = ("reference", "packed", "cpu", "compile", "triton", "fused")
+KERNELS = ("reference", "packed", "cpu", "compile", "triton", "fused", "graph")
 """Rungs: plain PyTorch; weights reordered for the CPU; the same with attention over KV pages in C++; plain PyTorch
-through `torch.compile`; a Triton kernel for each op; Triton kernels that fuse chains of ops."""
-TRITON = ("triton", "fused")
+through `torch.compile`; a Triton kernel for each op; Triton kernels that fuse chains of ops; in the engine on a GPU
+the same with each decode step in a CUDA graph."""
+TRITON = ("triton", "fused", "graph")
 PACKED = ("packed", "cpu")
 
 Rope = tuple[torch.Tensor, torch.Tensor]
@@ -29,7 +30,7 @@ class Block:
     """One transformer layer. Q, K, V share one matrix, gate and up another: fewer, larger reads."""
 
     def __init__(self, config: ModelConfig, get: Callable[..., torch.Tensor], path: str) -> None:
-        self.config = config
+        self.config, self.path = config, path
         linear = "packed" if path in PACKED else "reference"
         self.attn_norm = get("input_layernorm")
         self.qkv = Linear(get("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), linear)
@@ -77,7 +78,7 @@ def _compiled() -> tuple[Any, Any]:
 def _triton(path: str) -> Callable[..., torch.Tensor]:
     from cs336_infer.models import triton_block  # Triton has wheels for Linux only
 
-    return triton_block.fused if path == "fused" else triton_block.separate
+    return triton_block.separate if path == "triton" else triton_block.fused
 
 
 class Llama:

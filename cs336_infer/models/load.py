@@ -73,7 +73,8 @@ def load_model(
         kernels: "reference" (plain PyTorch), "packed" (weights reordered for the CPU), "cpu" (the same, and
             in the engine attention over KV pages in C++, built on first use), "compile" (plain PyTorch through
             `torch.compile`, which takes a minute when it first runs), "triton" (a Triton kernel for each op), "fused"
-            (Triton kernels that fuse chains of ops; the engine only), or "auto": packed where it exists. On a CPU
+            (Triton kernels that fuse chains of ops; the engine only), "graph" (the same, and each decode step is one
+            CUDA graph), or "auto": packed where it exists. On a CPU
             Triton kernels are interpreted: for tiny models.
             A name that cannot run here is an error.
         progress: show a bar while loading; None shows it only on a terminal or in a notebook.
@@ -188,6 +189,8 @@ def _kernels(kernels: str, dtype: torch.dtype, device: torch.device) -> str:
         raise InvalidRequest(f"kernels='cpu' is built on first use, which fails here: {why}")
     if kernels in TRITON and find_spec("triton") is None:
         raise InvalidRequest(f"kernels={kernels!r} needs Triton, which has wheels for Linux only")
+    if kernels == "graph" and device.type != "cuda":
+        raise InvalidRequest(f"kernels='graph' is CUDA graphs of the fused kernels: it needs a GPU, not {device}")
     if kernels == "compile" and device.type == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
         raise InvalidRequest("kernels='compile' needs a C++ compiler, g++ or the one that $CXX names (Debian: g++)")
     return kernels

@@ -48,8 +48,11 @@ def fused(block: Any, x: torch.Tensor, rope: Any, layer: int, attend: Attend) ->
     Raises:
         InvalidRequest: the KV cache is not made of pages.
     """
+    path = block.path
     if not isinstance(attend, PagesAttend):
-        raise InvalidRequest("kernels='fused' writes keys and values into pages: it needs the engine, LLM(kv='paged')")
+        raise InvalidRequest(
+            f"kernels={path!r} writes keys and values into pages: it needs the engine, LLM(kv='paged')"
+        )
     c = block.config
     flat, (cos, sin) = x[0], (t.reshape(-1, c.head_dim) for t in rope)
     q = qkv(

@@ -9,6 +9,7 @@ import tiny
 import torch
 
 from cs336_infer import LLM, InvalidRequest, SamplingParams, generate, load_model
+from cs336_infer.engine.graphs import Graphs
 
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
 
@@ -78,3 +79,35 @@ def test_a_wrong_slot_is_seen(folder, alone, monkeypatch):
     model = load_model(folder, dtype="float32", device="cpu", kernels="fused")
     llm = LLM(model, block_size=4, kv_tokens=96, fill=7.0, prefix_cache=False)
     assert [d.token_ids for d in llm.generate(prompts(), PARAMS)] != alone
+
+
+def test_steps_over_tensors_that_stay_give_the_same_ids(folder, alone):
+    """What a CUDA graph replays, without the graph: everything that changes must come in through its tensors."""
+    made = []
+
+    def remember(run):
+        made.append(run)
+        return run
+
+    model = load_model(folder, dtype="float32", device="cpu", kernels="fused")
+    llm = LLM(model, block_size=4, kv_tokens=96, step_tokens=7, fill=math.nan, prefix_cache=False)
+    llm.engine.forward = Graphs(model.net, model.config.context_length, capture=remember).forward
+    done = llm.generate(prompts(), PARAMS)
+    assert [d.token_ids for d in done] == alone
+    assert 1 <= len(made) <= len(prompts()), "a graph for each number of rows"
+    again = llm.generate(prompts(), PARAMS)
+    assert [d.token_ids for d in again] == alone
+    assert len(made) <= len(prompts()), "the second time nothing is recorded"
+
+
+def test_cuda_graphs_are_refused_without_a_gpu(folder):
+    with pytest.raises(InvalidRequest, match="kernels='graph' is CUDA graphs of the fused kernels: it needs a GPU"):
+        load_model(folder, dtype="float32", device="cpu", kernels="graph")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+def test_cuda_graphs_give_the_same_ids(folder, alone):
+    model = load_model(folder, dtype="float32", device="cuda", kernels="graph")
+    llm = LLM(model, block_size=4, kv_tokens=96, fill=math.nan, prefix_cache=False)
+    assert [d.token_ids for d in llm.generate(prompts(), PARAMS)] == alone
+    assert "kernels=graph" in llm.engine.path
