@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
 export OMP_NUM_THREADS=1
-[ $# -gt 0 ] || set -- 3.6.0 3.8.0 3.9.0
+[ $# -gt 0 ] || set -- 3.6.0 3.9.0
 failed=()
 for version in "$@"; do
     folder=$PWD/build/triton-$version
@@ -18,8 +18,8 @@ for version in "$@"; do
     found=$($python -c 'import triton; print(triton.__version__)')
     [ "$found" = "$version" ] || { echo "sanitizer_versions: found triton $found, not $version" >&2; exit 1; }
     echo "triton $version"
-    $python -m pytest -q -rs tests/public/test_kernels_sanitizer*.py || failed+=("$version")
-    $python tests/e2e/sanitize_corpus.py | tail -n 1
+    $python -m pytest -q -rs tests/public/test_kernels_sanitizer*.py -k "not test_corpus" || failed+=("$version")
+    $python tests/e2e/sanitize_corpus.py | tail -n 1 || failed+=("$version")
     unset PYTHONPATH
 done
 [ ${#failed[@]} -eq 0 ] || { echo "sanitizer_versions: failed on ${failed[*]}" >&2; exit 1; }

@@ -105,6 +105,7 @@ def language(memory: Memory | None = None) -> Iterator[None]:
             _ti.interpreter_builder.options, sanitize_overflow=False, debug=memory is not None
         )
         scope.set_attr(_ti.interpreter_builder, "options", options)
+        scope.set_attr(tl.tensor, "__index__", lambda self: self.handle.data.item())  # 3.6's fails with numpy 2.4
         stock = builder.cast_impl
         scope.set_attr(builder, "cast_impl", lambda self, src, dst: _cast(self, src, dst, stock))
         if memory is not None:

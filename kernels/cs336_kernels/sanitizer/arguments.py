@@ -48,7 +48,7 @@ def argument(thing: Any, name: str, address: Callable[[str, Any], int]) -> Any:
             block_shape=[tl.constexpr(size) for size in thing.block_shape],  # type: ignore[arg-type]
             padding_option=thing.padding,
         )
-        descriptor.handle.round_f32_to_tf32 = thing.round_f32_to_tf32  # read by Triton 3.9
+        descriptor.handle.round_f32_to_tf32 = getattr(thing, "round_f32_to_tf32", False)  # for Triton 3.9
         return descriptor
     if isinstance(thing, tuple):
         return _ti._tuple_create(thing, (argument(part, f"{name}[{i}]", address) for i, part in enumerate(thing)))
