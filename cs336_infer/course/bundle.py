@@ -21,7 +21,7 @@ import re
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -52,6 +52,8 @@ class Plan:
     """Patterns of the modules that can come with them."""
     withheld: tuple[str, ...]
     """Modules that the assignment asks for."""
+    later: tuple[str, ...]
+    """Patterns of modules that are left out: rungs of later stages, which functions import when they are chosen."""
     allowed: Mapping[str, str]
     """A line of a withheld module that may stand elsewhere -> why."""
 
@@ -71,7 +73,8 @@ def read_plan(source: Path) -> Plan | None:
         read = tomllib.loads(file.read_text(encoding="utf-8"))
         allowed = {a["line"]: a["because"] for a in read.get("allowed", [])}
         files, may, withheld = (tuple(read[key]) for key in ("files", "may", "withheld"))
-        return Plan(read_assignment(source), file.parents[2], files, may, withheld, allowed)
+        later = tuple(read.get("later", []))
+        return Plan(read_assignment(source), file.parents[2], files, may, withheld, later, allowed)
     except (ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{file.parent.name}/bundle.toml: {type(error).__name__}: {error}") from None
 
@@ -103,11 +106,15 @@ def contents(plan: Plan) -> dict[str, bytes]:
     while todo:
         name = todo.pop()
         path = _path_of(name, plan.root, standins)
-        if path is None or path in found:
+        if path is None or path in found or _matches(path, plan.later):
             continue
-        if not any(PurePosixPath(path).match(pattern) for pattern in plan.may):
+        if not _matches(path, plan.may):
             raise BundleError(f"{plan.assignment.name}: {path} would be in the zip, which bundle.toml does not allow")
-        todo += [name.rpartition(".")[0], *_imports(add(path).decode())]
+        code = add(path).decode()
+        for needed in _imports(code, at_once=True):
+            if (left := _path_of(needed, plan.root, standins)) is not None and _matches(left, plan.later):
+                raise BundleError(f"{plan.assignment.name}: {path} needs {left} to be imported, which is left out")
+        todo += [name.rpartition(".")[0], *_imports(code)]
     found["pyproject.toml"] = _with_packages(found["pyproject.toml"].decode(), found).encode()
     refuse_leaks(plan, found)
     return dict(sorted(found.items()))
@@ -129,9 +136,15 @@ def _code(notebook: bytes) -> list[str]:
     return ["".join(c["source"]) for c in json.loads(notebook)["cells"] if c["cell_type"] == "code"]
 
 
-def _imports(code: str) -> Iterator[str]:
-    """Modules that `code` imports, and names that may be modules, at the top and inside functions."""
-    for node in ast.walk(ast.parse(code)):
+def _matches(path: str, patterns: Iterable[str]) -> bool:
+    return any(PurePosixPath(path).match(pattern) for pattern in patterns)
+
+
+def _imports(code: str, at_once: bool = False) -> Iterator[str]:
+    """Modules that `code` imports, and names that may be modules: at the top and inside functions, or `at_once` those
+    without which it cannot itself be imported."""
+    tree = ast.parse(code)
+    for node in tree.body if at_once else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

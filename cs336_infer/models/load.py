@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from cs336_kernels import native
 from cs336_kernels.ops import packing_available
 
 from cs336_infer.devices import bf16_is_native, find_device
@@ -178,6 +177,10 @@ def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     return found
 
 
+LATER = {"cpu": "cs336_kernels.native"} | dict.fromkeys(TRITON, "cs336_infer.models.triton_block")
+"""Modules behind some rungs; the students' copy of an early stage has not got them."""
+
+
 def _kernels(kernels: str, dtype: torch.dtype, device: torch.device) -> str:
     if kernels == "auto":
         return "packed" if packing_available(dtype, device) else "reference"
@@ -185,8 +188,13 @@ def _kernels(kernels: str, dtype: torch.dtype, device: torch.device) -> str:
         raise InvalidRequest(f"unknown kernels {kernels!r} ({', '.join(KERNELS)} or auto)")
     if kernels in PACKED and not packing_available(dtype, device):
         raise InvalidRequest(f"kernels={kernels!r} does not run with {dtype} on {device} with this build of torch")
-    if kernels == "cpu" and (why := native.unavailable("attention")):
-        raise InvalidRequest(f"kernels='cpu' is built on first use, which fails here: {why}")
+    if kernels in LATER and find_spec(LATER[kernels]) is None:
+        raise InvalidRequest(f"kernels={kernels!r} is a later stage of the course, which is not installed here")
+    if kernels == "cpu":
+        from cs336_kernels import native
+
+        if why := native.unavailable("attention"):
+            raise InvalidRequest(f"kernels='cpu' is built on first use, which fails here: {why}")
     if kernels in TRITON and find_spec("triton") is None:
         raise InvalidRequest(f"kernels={kernels!r} needs Triton, which has wheels for Linux only")
     if kernels == "graph" and device.type != "cuda":

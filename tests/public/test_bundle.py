@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import io
 import json
 import os
@@ -119,6 +120,16 @@ def test_a_leak_is_refused(path, text):
     with pytest.raises(bundle.BundleError) as error:
         bundle.refuse_leaks(plan, found)
     assert path in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_rung_of_a_later_stage_is_left_out_only_where_nobody_needs_it_at_once(made):
+    plan, found = made
+    assert "kernels/cs336_kernels/ops/triton/rmsnorm.py" not in found
+    needed = dataclasses.replace(plan, later=(*plan.later, "kernels/cs336_kernels/ops/swiglu.py"))
+    with pytest.raises(
+        bundle.BundleError, match=r"needs kernels/cs336_kernels/ops/swiglu\.py to be imported, which is"
+    ):
+        bundle.contents(needed)
 
 
 def test_a_module_of_a_later_stage_is_refused(monkeypatch):

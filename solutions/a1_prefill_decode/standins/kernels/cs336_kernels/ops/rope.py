@@ -19,8 +19,11 @@ def rope_tables(
     return sockets.rope_tables(positions, inv_freq, dtype)
 
 
-def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate x [batch, seq, heads, head_dim]; `cos` and `sin` are the two that `rope_tables` returned."""
+def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, path: str = "reference") -> torch.Tensor:
+    """Rotate x [batch, seq, heads, head_dim]; `cos` and `sin` are the two that `rope_tables` returned. Your function is
+    the reference, and here there is no other path."""
+    if path != "reference":
+        raise ValueError(f"there is no path {path!r} here, only your own: reference")
     from cs336_infer.course import sockets
 
     return sockets.apply_rope(x, cos, sin)
