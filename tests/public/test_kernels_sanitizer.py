@@ -240,7 +240,7 @@ class Roomy(programs.Programs):
         ("sound", set(), {Kind.RACE}, clocks.Clocks, "barrier", lambda self, p: None),
         ("sound", set(), {Kind.RACE}, clocks.Clocks, "learn", lambda self, p, row: None),
         ("sound", set(), {Kind.RACE}, shadow.Shadow, "leaves", lambda self, *args, **options: None),
-        ("no barrier", {Kind.RACE}, set(), clocks.Clocks, "given", lambda self, p: self.clock[p].copy()),
+        ("no barrier", {Kind.RACE}, set(), clocks.Clocks, "given", lambda self, p: self.row(p).copy()),
         ("plain poll", {Kind.PLAIN_LOAD_POLL}, {Kind.RACE}, races, "polls", lambda site: False),
         ("unwritten", {Kind.UNINITIALISED_READ}, set(), regions, "unwritten", lambda data, dtype: np.zeros(8, bool)),
         ("masked", {Kind.NONDETERMINISM}, set(), sanitized, "OTHER_GARBAGE", float("nan")),

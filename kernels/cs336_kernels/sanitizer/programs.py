@@ -51,7 +51,7 @@ class Programs:
         self._hub = greenlet.getcurrent()
         self._waiting_to_start = list(range(n))
         self._live: dict[int, greenlet.greenlet] = {}
-        self._repeats = dict.fromkeys(range(n), 0)
+        self._repeats: dict[int, int] = {}  # of those that live
         self._streak = 0
         self.current = 0
 
@@ -113,12 +113,12 @@ class Programs:
         so it is not a choice between schedules."""
         while self._waiting_to_start and len(self._live) < self._resident:
             p = self._waiting_to_start.pop(0)
-            self._live[p] = greenlet.greenlet(self._body)
+            self._live[p], self._repeats[p] = greenlet.greenlet(self._body), 0
             self._go_on(p)
 
     def _go_on(self, p: int) -> None:
         self.current = p
         self._live[p].switch(p)
         if self._live[p].dead:
-            del self._live[p]
+            del self._live[p], self._repeats[p]
             self._repeats = dict.fromkeys(self._repeats, 0)

@@ -62,14 +62,14 @@ class Races:
             f"waits for {region.element(offset)} with a plain load: the compiler may delete the loop, and nothing is "
             "acquired; poll with an atomic operation that acquires",
         )  # fmt: skip
-        self._clocks.learn(p, np.maximum(self._shadows[region.base].left(cell), self._clocks.clock[other]))
+        self._clocks.learn(p, np.maximum(self._shadows[region.base].left(cell), self._clocks.row(other)))
 
     def _between_kinds(self, p: int, c: Conflict, site: Site, how: How) -> tuple[Site | None, str]:
         """A place that is for atomic operations, and one access to it is none."""
         if how is How.PLAIN and c.how is How.PLAIN:
             return None, ""
         if how is not How.PLAIN:
-            self._clocks.learn(p, self._clocks.clock[c.other])
+            self._clocks.learn(p, self._clocks.row(c.other))
         narrow = site if how is How.NARROW else c.site if c.how is How.NARROW else None
         if narrow is not None:
             return narrow, '; to other programs an operation with scope="cta" is not atomic'
@@ -80,7 +80,7 @@ class Races:
         weak = self._clocks.weak_point(p, c.actor, c.moment)
         if weak is None:
             return None, ""
-        self._clocks.learn(p, self._clocks.meant[p])
+        self._clocks.learn(p, self._clocks.meant(p))
         cause, why = weak
         return cause, "; " + why.format(line=cause is not None and place(cause)[1])
 

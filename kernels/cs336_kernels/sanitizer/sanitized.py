@@ -170,6 +170,7 @@ class Sanitized:
         with np.errstate(all="ignore"):
             try:
                 self._function(**arguments, **self._constants)
+                watch.ended(p)
             except Exception as error:
                 error.add_note(f"in program {self.programs[p]} of kernel {self.name}, seed {watch.findings.seed}")
                 raise

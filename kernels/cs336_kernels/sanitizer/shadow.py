@@ -7,6 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from cs336_kernels.sanitizer.cell_clocks import CellClocks
 from cs336_kernels.sanitizer.clocks import Clocks
 from cs336_kernels.sanitizer.source import Site
 
@@ -49,7 +50,7 @@ class Shadow:
         self._writer, self._wrote = np.zeros(cells, np.int32), np.zeros(cells, np.int32)
         self._how = np.zeros(cells, np.int8)
         self._readers = {how: _Readers(cells, programs, how) for how in (How.PLAIN, How.ATOMIC)}
-        self._sync, self._meant = _Rows(cells, 2 * programs), _Rows(cells, 2 * programs)
+        self._sync, self._meant = CellClocks(cells, 2 * programs), CellClocks(cells, 2 * programs)
 
     def loads(
         self, p: int, cells: np.ndarray, site: Site, clocks: Clocks, how: How = How.PLAIN, *, leading: bool = False
@@ -73,7 +74,7 @@ class Shadow:
             found += self._readers[How.ATOMIC].unordered(p, cells, clocks)
             self._sync.forget(cells)
             self._meant.forget(cells)
-        self._writer[cells], self._wrote[cells] = clocks.actor(p, leading=leading), clocks.clock[p, p]
+        self._writer[cells], self._wrote[cells] = clocks.actor(p, leading=leading), clocks.now[p]
         self.write_site[cells] = site
         self._how[cells] = how
         for readers in self._readers.values():
@@ -84,12 +85,12 @@ class Shadow:
         """An atomic operation sees what was left in the cells."""
         if not self._meant.used:
             return
-        meant = self._meant.rows(cells).max(0)
+        meant = self._meant.latest(cells)
         if acquires:
-            clocks.learn(p, self._sync.rows(cells).max(0))
-        elif (meant > clocks.clock[p]).any():
+            clocks.learn(p, self._sync.latest(cells))
+        elif (meant > clocks.row(p)).any():
             clocks.saw_relaxed(p, meant, site)
-        np.maximum(clocks.meant[p], meant, out=clocks.meant[p])
+        clocks.was_meant_to_learn(p, meant)
 
     def leaves(self, p: int, cells: np.ndarray, site: Site, clocks: Clocks, *, releases: bool, reads: bool) -> None:
         """After an atomic operation that released or changed memory.
@@ -101,7 +102,7 @@ class Shadow:
             self._sync.forget(cells)
             self._meant.forget(cells)
         distinct = cells if len(cells) == 1 else np.unique(cells)
-        self._meant.raise_to(distinct, clocks.given_as_meant(p))
+        self._meant.raise_to(distinct, clocks.meant(p))
         if releases:
             self._sync.raise_to(distinct, clocks.given(p))
             clocks.released(p, site)
@@ -110,10 +111,10 @@ class Shadow:
 
     def left(self, cell: int) -> np.ndarray:
         """[actors] what is meant to be known by who looks at this cell."""
-        return self._meant.rows(np.array([cell]))[0]
+        return self._meant.latest(np.array([cell]))
 
     def _unordered_writes(self, p: int, cells: np.ndarray, clocks: Clocks, how: How) -> list[Conflict]:
-        bad = self._wrote[cells] > clocks.clock[p][self._writer[cells]]
+        bad = self._wrote[cells] > clocks.row(p)[self._writer[cells]]
         if how is How.ATOMIC:
             bad &= self._how[cells] != How.ATOMIC
         if not bad.any():
@@ -129,36 +130,36 @@ class _Readers:
         self._how = how
         self._reader, self._read = np.zeros(cells, np.int32), np.zeros(cells, np.int32)
         self._site = np.zeros(cells, np.int32)
-        self._shared = _Rows(cells, 2 * programs)
+        self._shared = CellClocks(cells, 2 * programs)
         self._any = False
 
     def add(self, p: int, actor: int, cells: np.ndarray, site: Site, clocks: Clocks) -> None:
-        now, self._any = clocks.clock[p, p], True
-        several = self._read[cells] > clocks.clock[p][self._reader[cells]]
+        now, self._any = clocks.now[p], True
+        several = self._read[cells] > clocks.row(p)[self._reader[cells]]
         if self._shared.used:
             several |= self._shared.have(cells)
         if several.any():
             those = np.unique(cells[several])
-            rows, before = self._shared.rows(those), self._reader[those]
-            at = np.arange(len(those))
-            rows[at, before] = np.maximum(rows[at, before], self._read[those])
-            rows[:, actor] = now
-            self._shared.put(those, rows)
+            last = self._reader[those].astype(np.int64) << 20 | (self._read[those] & 0xFFFFF)
+            for cell, clock in self._shared.change(those, last):
+                before = self._reader[cell]
+                clock[before] = max(clock[before], self._read[cell])
+                clock[actor] = now
         self._reader[cells], self._read[cells], self._site[cells] = actor, now, site
 
     def unordered(self, p: int, cells: np.ndarray, clocks: Clocks) -> list[Conflict]:
         if not self._any:
             return []
         found = []
-        bad = self._read[cells] > clocks.clock[p][self._reader[cells]]
+        bad = self._read[cells] > clocks.row(p)[self._reader[cells]]
         if bad.any():
             late = _one_of_each(cells[bad], self._reader, self._site)
             found += [_conflict(clocks, c, self._reader, self._read, self._site, self._how, False) for c in late]
         if self._shared.used:
-            rows = self._shared.rows(cells)
-            for at, actor in np.argwhere(rows > clocks.clock[p])[:64]:
-                cell, other, moment = int(cells[at]), int(actor) % clocks.programs, int(rows[at, actor])
-                found.append(Conflict(cell, other, int(actor), moment, int(self._site[cell]), self._how, False))
+            for cell, clock in self._shared.different(cells):
+                for late in np.flatnonzero(clock > clocks.row(p)):
+                    actor, moment, site = int(late), int(clock[late]), int(self._site[cell])
+                    found.append(Conflict(cell, actor % clocks.programs, actor, moment, site, self._how, False))
         return found
 
     def forget(self, cells: np.ndarray) -> None:
@@ -177,44 +178,3 @@ def _one_of_each(cells: np.ndarray, who: np.ndarray, lines: np.ndarray) -> list[
     """Of the cells one for each pair of an actor and a line."""
     _, first = np.unique(who[cells].astype(np.int64) << 32 | lines[cells], return_index=True)
     return [int(cells[i]) for i in np.sort(first)]
-
-
-class _Rows:
-    """A clock per cell for the few cells that have one. Row 0 of the table stands for none."""
-
-    def __init__(self, cells: int, actors: int) -> None:
-        self._slot = np.zeros(cells, np.int32)
-        self._table = np.zeros((1, actors), np.int32)
-        self._next = 1
-
-    @property
-    def used(self) -> bool:
-        return self._next > 1
-
-    def have(self, cells: np.ndarray) -> np.ndarray:
-        return self._slot[cells] != 0
-
-    def rows(self, cells: np.ndarray) -> np.ndarray:
-        """[len(cells), actors], zeros for a cell without a clock; a copy."""
-        return self._table[self._slot[cells]]
-
-    def put(self, cells: np.ndarray, rows: np.ndarray) -> None:
-        """cells: distinct."""
-        new = cells[self._slot[cells] == 0]
-        last = self._next + len(new)
-        if last > len(self._table):
-            grown = np.zeros((max(64, 2 * last), self._table.shape[1]), np.int32)
-            grown[: self._next] = self._table[: self._next]
-            self._table = grown
-        self._slot[new] = np.arange(self._next, last)
-        self._next = last
-        self._table[self._slot[cells]] = rows
-
-    def raise_to(self, cells: np.ndarray, row: np.ndarray) -> None:
-        """cells: distinct; row: [actors]."""
-        self.put(cells, np.maximum(self.rows(cells), row))
-
-    def forget(self, cells: np.ndarray) -> None:
-        """A clock of zeros says what none says; its place in the table is kept for the next one."""
-        if self.used:
-            self._table[self._slot[cells]] = 0

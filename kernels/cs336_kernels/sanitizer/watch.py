@@ -187,6 +187,9 @@ class Watch:
         conflicts = (shadow.stores if writes else shadow.loads)(p, cells, site, self._clocks, how, leading=leading)
         self._races.report(p, region, conflicts, site, how, writes=writes)
 
+    def ended(self, p: int) -> None:
+        self._clocks.ended(p)
+
     def traffic(self) -> dict[str, Traffic]:
         return {} if self._meter is None else self._meter.result(self._regions)
 
