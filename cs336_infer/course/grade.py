@@ -48,6 +48,7 @@ class Course:
         key: changes with the source and the hidden checks: a journal of other checks is not continued.
         open_task: None, or a module whose `score(ask, seed)` gives what is reported beside the points, as plain values
             (`CELL` is added to the submission, `FILES` to its import path).
+        kernels: questions that are for Triton kernels, of which only the text leaves the submission (`kernel_ask`).
     """
 
     assignment: Assignment
@@ -55,6 +56,7 @@ class Course:
     hidden: tuple[Check, ...]
     key: str
     open_task: Any = None
+    kernels: tuple[str, ...] = ()
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -84,7 +86,8 @@ def open_course(root: Path, short: str) -> Course:
     used = (found[0], hidden_file, *(Path(str(m.__file__)) for m in (public, task) if m))
     parts = [p.read_bytes() for p in used]
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    return Course(read_assignment(found[0]), checks_of(public), checks_of(hidden), key, task)
+    kernels = tuple(getattr(public, "KERNELS", ()))
+    return Course(read_assignment(found[0]), checks_of(public), checks_of(hidden), key, task, kernels)
 
 
 def grade_one(
@@ -101,17 +104,23 @@ def grade_one(
     started ("forked", "fresh" or "unsafe"; "none" when nothing was run). Never raises for its content."""
     submission = read_submission(path)
     task = course.open_task
-    with StudentProcess(
-        [*submission.cells, getattr(task, "CELL", "")],
-        calls_forbidden={f: e.forbidden for e in course.assignment.exercises for f in e.functions},
-        limits=limits,
-        sandbox=sandbox,
-        stop=stop,
-        forks=forks,
-        files=getattr(task, "FILES", {}),
-    ) as student:
-        report = run(course.checks, _asking(student, submission), seed=seed)
-        beyond = {"open_task": task.score(_asking(student, submission), seed)} if task else {}
+    ways: dict[str, Any] = {"limits": limits, "sandbox": sandbox, "stop": stop, "forks": forks}
+    with contextlib.ExitStack() as processes:
+        student = processes.enter_context(
+            StudentProcess(
+                [*submission.cells, getattr(task, "CELL", "")],
+                calls_forbidden={f: e.forbidden for e in course.assignment.exercises for f in e.functions},
+                files=getattr(task, "FILES", {}),
+                **ways,
+            )
+        )
+        ask = _asking(student, submission)
+        if course.kernels and not submission.problem:
+            from cs336_infer.course.kernel_ask import asking_kernels
+
+            ask = processes.enter_context(asking_kernels(course.kernels, submission.cells, ask, **ways))
+        report = run(course.checks, ask, seed=seed)
+        beyond = {"open_task": task.score(ask, seed)} if task else {}
     known = {
         "submission": str(path),
         "problem": submission.problem,

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import importlib.util
 import io
+import linecache
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -44,14 +45,23 @@ def student_code(a: Assignment, change: Any = lambda cell: cell.source) -> dict[
     for cell in a.cells:
         if cell.kind == "code" and cell.number <= last and cell.role in (Role.PLAIN, Role.SOLUTION):
             source = change(cell) if cell.role is Role.SOLUTION else cell.source
-            exec(compile(source, f"cell {cell.number}", "exec"), namespace)
+            execute(source, f"cell {cell.number}", namespace)
     return namespace
 
 
-def grade(a: Assignment, namespace: dict[str, Any], seed: int, *, hidden_only: bool = False) -> Report:
+def execute(source: str, name: str, namespace: dict[str, Any]) -> None:
+    """Run code as a notebook does: whoever asks for the lines of a function finds them, as Triton does."""
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    exec(compile(source, name, "exec"), namespace)
+
+
+def grade(a: Assignment, namespace: dict[str, Any], seed: int, *, hidden_of: str | None = None) -> Report:
+    """All checks, or the hidden ones of one exercise."""
     hidden = load(REPO / "tests" / "hidden" / f"{a.name}.py")
     public = importlib.import_module(f"cs336_infer.course.{a.name}")
-    checks = [*hidden.CHECKS] if hidden_only else [*public.CHECKS, *hidden.CHECKS]
+    checks = [*public.CHECKS, *hidden.CHECKS]
+    if hidden_of is not None:
+        checks = [c for c in hidden.CHECKS if c.exercise == hidden_of]
     with contextlib.redirect_stderr(io.StringIO()):
         return run(checks, local_ask(namespace), seed=seed)
 
@@ -115,7 +125,7 @@ def test_every_bug_is_caught_by_its_check(source, mutant):
         return cell.source.replace(before, after)
 
     for seed in SEEDS:
-        report = grade(a, student_code(a, change), seed, hidden_only=True)
+        report = grade(a, student_code(a, change), seed, hidden_of=exercise)
         failed = {r.title for r in report.results if r.outcome is Outcome.FAILED}
         assert all(r.outcome is not Outcome.CHECK_ERROR for r in report.results)
         assert title in failed, f"seed {seed}: only {sorted(failed) or 'nothing'} failed"
@@ -128,6 +138,6 @@ def test_another_correct_and_noisy_solution_scores_full(source, seed):
     code = (REPO / "tests" / "mutants" / f"{a.name}_second.py").read_text(encoding="utf-8")
     namespace: dict[str, Any] = {"__name__": "student"}
     with contextlib.redirect_stderr(io.StringIO()):
-        exec(compile(code, "second solution", "exec"), namespace)
+        execute(code, "second solution", namespace)
     report = grade(a, namespace, seed)
     assert [r for r in report.results if r.outcome is not Outcome.PASSED] == []
