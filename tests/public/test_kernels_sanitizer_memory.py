@@ -120,6 +120,17 @@ def test_memory_that_torch_or_a_kernel_wrote(dtype):
         assert kind is Kind.UNINITIALISED_READ and message.startswith("reads x[16], ")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.int8], ids=str)
+def test_what_is_made_from_unwritten_memory_is_written(dtype):
+    x, y, z = (torch.empty(16, dtype=dtype) for _ in range(3))
+    with sanitize(schedules=2) as report:
+        copy[(2,)](x, y, 16, SHIFT=0, BLOCK=8)
+        assert len(report.findings) == 1
+        report.findings.clear()
+        copy[(2,)](y, z, 16, SHIFT=0, BLOCK=8)
+    assert report.findings == []
+
+
 def test_small_integers_count_by_groups_of_eight_bytes():
     x = torch.empty(16, dtype=torch.int8)
     x[9] = 0

@@ -55,3 +55,15 @@ def anything(shape: tuple[int, ...], dtype: np.dtype, garbage: float) -> np.ndar
     if dtype == np.uint16:  # bfloat16
         return np.full(shape, np.array(garbage, np.float32).view(np.uint32) >> 16, dtype)
     return np.full(shape, 85 if np.isnan(garbage) else 0, dtype)
+
+
+def other_bits(values: np.ndarray, fresh: np.ndarray) -> np.ndarray:
+    """Numbers read from memory, of which some was never written: these lose the pattern that says so, because what is
+    made from them is not unwritten as well.
+
+    Args:
+        values: [n]. fresh: [n * cells of an element] bool. Returns: [n], changed in place.
+    """
+    if fresh.any():
+        values.view(f"u{values.dtype.itemsize}")[fresh.reshape(len(values), -1).any(1)] ^= 1
+    return values

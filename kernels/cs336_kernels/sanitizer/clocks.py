@@ -108,3 +108,8 @@ class Clocks:
             if now >= moment:
                 return site, "line {line} gives the signal with an operation that does not release"
         return None, "an atomic operation between them does not acquire or does not release"
+
+    def release_before(self, program: int, other: int, moment: int) -> Site | None:
+        """The last release of `other` that `program` has acquired, when it came before this moment."""
+        seen = min(int(self.row(program)[self.actor(other, leading=True)]), moment - 1)
+        return next((site for now, _, site in reversed(self._releases.get(other, ())) if now <= seen), None)

@@ -52,7 +52,9 @@ class Races:
                 cause, why = self._between_kinds(p, c, site, how)
                 if cause == other and ((writes and c.writes) or How.NARROW in (how, c.how)):
                     main, other = other, main
-            self._findings.add(Kind.RACE, main, (c.other, p), name, message + why, other, cause)
+            self._findings.add(
+                Kind.RACE, main, (c.other, p), name, message + (why or self._too_early(p, c)), other, cause
+            )
 
     def poll(self, p: int, other: int, region: Region, cell: int, site: Site) -> None:
         """`p` waits in a loop of plain loads for what `other` writes. From here on it counts as if it had acquired."""
@@ -83,6 +85,13 @@ class Races:
         self._clocks.learn(p, self._clocks.meant(p))
         cause, why = weak
         return cause, "; " + why.format(line=cause is not None and place(cause)[1])
+
+    def _too_early(self, p: int, c: Conflict) -> str:
+        for index, knows, did, moment in ((0, p, c.other, c.moment), (1, c.other, p, int(self._clocks.now[p]))):
+            site = self._clocks.release_before(knows, did, moment)
+            if site is not None:
+                return f"; the release in line {place(site)[1]} comes before what program {{{index}}} does here"
+        return ""
 
     def between_lanes(self, p: int, region: Region, offsets: np.ndarray, values: np.ndarray, site: Site) -> None:
         """Two lanes of one store that write different values to one place: which of them stays is not defined."""

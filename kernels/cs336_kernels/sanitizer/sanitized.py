@@ -177,13 +177,14 @@ class Sanitized:
 
     def _stuck(self, ending: Ending, watch: Watch, findings: Findings, resident: int) -> None:
         programs = sorted(ending.stuck, key=lambda p: (watch.progress[p], p))  # the one that is furthest behind
-        site, others = watch.sites[programs[0]], {place(watch.sites[p])[1] for p in programs[1:]}
+        site, others = watch.sites[programs[0]], [place(watch.sites[p])[1] for p in programs[1:]]
         if ending.endless:
-            message = f"program {{0}} and {len(ending.stuck) - 1} others still ran after {ending.steps:,} operations"
+            message = f"program {{0}} and {len(others)} more still ran after {ending.steps:,} operations"
         else:
-            message = f"program {{0}} and {len(ending.stuck) - 1} others wait for what nobody will write"
-            if others - {place(site)[1]}:
-                message += f", in lines {', '.join(map(str, sorted(others)))}"
+            who = f"program {{0}} and {len(others)} more wait" if others else "program {0} waits"
+            message = who + " for what nobody will write"
+            if set(others) - {place(site)[1]}:
+                message += f", the others in lines {', '.join(map(str, sorted(set(others))))}"
         if ending.unstarted:
             message += (
                 f"; {len(ending.unstarted)} programs never started, because only {resident} of a grid of "

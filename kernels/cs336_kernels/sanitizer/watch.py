@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cs336_kernels.sanitizer.cells import anything, combine, read, write
+from cs336_kernels.sanitizer.cells import anything, combine, other_bits, read, write
 from cs336_kernels.sanitizer.clocks import Clocks
 from cs336_kernels.sanitizer.findings import Findings
 from cs336_kernels.sanitizer.programs import Programs
@@ -72,7 +72,7 @@ class Watch:
         flat = result.reshape(-1)
         for lanes, region, offsets, cells in self._parts(at, mask, dtype.itemsize, "reads"):
             self._count("loaded", region, cells)
-            self._check_written(region, cells)
+            fresh = self._check_written(region, cells)
             shadow = self.shadows[region.base]
             conflicts = shadow.loads(p, cells, site, self._clocks, how)
             self._races.report(p, region, conflicts, site, how, writes=False)
@@ -82,7 +82,7 @@ class Watch:
                 others = shadow.left(int(cells[0])).nonzero()[0] % len(self.sites)
                 if (others != p).any():
                     self._races.poll(p, int(others[others != p][0]), region, int(cells[0]), site)
-            flat[lanes] = read(region, offsets, dtype)
+            flat[lanes] = other_bits(read(region, offsets, dtype), fresh)
         self._end(at, result, changed=False)
         return result
 
@@ -254,10 +254,12 @@ class Watch:
             if len(offsets):
                 yield lanes, region, offsets, region.cells_at(offsets, itemsize)
 
-    def _check_written(self, region: Region, cells: np.ndarray) -> None:
+    def _check_written(self, region: Region, cells: np.ndarray) -> np.ndarray:
+        """[len(cells)] bool: which cells nobody has written."""
         assert self.runner is not None
         fresh = region.fresh[cells]
         if fresh.any():
             p, offset = self.runner.current, int(cells[fresh][0]) * region.unit
             message = f"reads {region.element(offset)}, which nobody has written ({int(fresh.sum())} places)"
             self.findings.add(Kind.UNINITIALISED_READ, self.sites[p], (p,), region.name(offset), message)
+        return fresh
