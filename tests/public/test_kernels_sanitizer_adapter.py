@@ -178,3 +178,15 @@ def test_arguments_that_do_not_fit(args, kwargs, message):
         add_one[(1,)](torch.zeros(8), *args, **kwargs)
     with pytest.raises(TypeError, match="1 to 3 sizes"), sanitize():
         add_one[(1, 1, 1, 1)](torch.zeros(8), 8, BLOCK=8)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tensors_on_a_gpu():
+    x, unwritten = torch.zeros(16, device="cuda"), torch.empty(16, device="cuda")
+    with sanitize(schedules=3) as report:
+        add_one[(2,)](x, 16, BLOCK=8)
+    assert report.findings == [] and x.tolist() == [1.0] * 16
+    with sanitize(schedules=3) as report:
+        add_one[(2,)](unwritten, 16, BLOCK=8)
+        add_one[(3,)](x, 17, BLOCK=8)
+    assert report.kinds() == {Kind.UNINITIALISED_READ, Kind.OUT_OF_BOUNDS}

@@ -71,7 +71,7 @@ def race_by_clocks(events) -> bool:
     return bool(found)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(EVENTS)
 def test_clocks_see_a_race_exactly_when_sets_of_events_do(events):
     assert race_by_clocks(events) == race_by_sets(events)
@@ -92,7 +92,7 @@ CELLS = st.sets(st.integers(0, 11), min_size=1)
 CHANGES = st.lists(st.tuples(st.sampled_from(["raise", "forget"]), CELLS, st.integers(1, 9)), max_size=25)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(CHANGES)
 def test_shared_clocks_are_as_one_clock_for_each_cell(changes):
     shared, plain = CellClocks(12, 4), np.zeros((12, 4), np.int32)
