@@ -104,27 +104,28 @@ def grade_one(
     started ("forked", "fresh" or "unsafe"; "none" when nothing was run). Never raises for its content."""
     submission = read_submission(path)
     task = course.open_task
-    ways: dict[str, Any] = {"limits": limits, "sandbox": sandbox, "stop": stop, "forks": forks}
+    options: dict[str, Any] = {"limits": limits, "sandbox": sandbox, "stop": stop, "forks": forks}
     with contextlib.ExitStack() as processes:
         student = processes.enter_context(
             StudentProcess(
                 [*submission.cells, getattr(task, "CELL", "")],
                 calls_forbidden={f: e.forbidden for e in course.assignment.exercises for f in e.functions},
                 files=getattr(task, "FILES", {}),
-                **ways,
+                **options,
             )
         )
-        ask = _asking(student, submission)
+        ask, started = _asking(student, submission), [student]
         if course.kernels and not submission.problem:
-            from cs336_infer.course.kernel_ask import asking_kernels
+            from cs336_infer.course.kernel_ask import KernelProcess
 
-            ask = processes.enter_context(asking_kernels(course.kernels, submission.cells, ask, **ways))
+            ask = processes.enter_context(KernelProcess(course.kernels, submission.cells, ask, **options))
+            started.append(ask.process)
         report = run(course.checks, ask, seed=seed)
         beyond = {"open_task": task.score(ask, seed)} if task else {}
     known = {
         "submission": str(path),
         "problem": submission.problem,
-        "process": ", ".join(sorted(student.ways)) or "none",
+        "process": ", ".join(sorted({way for each in started for way in each.ways})) or "none",
     }
     return {**known, **_points(course, report), **beyond}
 

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import cs336_kernels
 
 from cs336_infer.course.ask import ADAPTERS, Ask, AskError
-from cs336_infer.course.forks import Forks
 from cs336_infer.course.kernel_text import Definition, cells_lookup, kernel_text
 from cs336_infer.course.questions import StudentError, StudentProcess
-from cs336_infer.course.sandbox import Limits
 
 KERNELS = Path(str(cs336_kernels.__file__)).parent
 FILES = {
@@ -32,39 +28,34 @@ FILES = {
 """What is in the sandbox of the kernels."""
 
 
-@contextmanager
-def asking_kernels(
-    names: Sequence[str],
-    cells: Sequence[str],
-    others: Ask,
-    *,
-    limits: Limits,
-    sandbox: bool = True,
-    stop: threading.Event | None = None,
-    forks: Forks | None = None,
-) -> Iterator[Ask]:
+class KernelProcess:
     """For the grader: an `Ask` that answers for the kernels called `names`, and hands the rest to `others`.
 
     Args:
-        cells: of the submission. limits: of the process in which its kernels run.
+        cells: of the submission. options: of `StudentProcess`, the process in which its kernels run.
     """
-    lookup = cells_lookup(cells)
-    code = "import torch\nimport kernel_runner\n" + "".join(
-        f"def {n}(*a): return kernel_runner.answer(*a)\n" for n in names
-    )
-    with StudentProcess([code], limits=limits, sandbox=sandbox, stop=stop, forks=forks, files=FILES) as process:
 
-        def ask(name: str, /, *args: Any, **kwargs: Any) -> Any:
-            if name not in names:
-                return others(name, *args, **kwargs)
-            (question,) = args
-            text = kernel_text(launched(question), lookup)
-            try:
-                return process.ask(name, text, question)
-            except StudentError as error:
-                raise AskError(error.message, error.kind) from None
+    def __init__(self, names: Sequence[str], cells: Sequence[str], others: Ask, **options: Any) -> None:
+        code = "import functools, torch, kernel_runner\n"
+        code += "".join(f"{name} = functools.partial(kernel_runner.answer)\n" for name in names)
+        self.names, self._others, self._lookup = names, others, cells_lookup(cells)
+        self.process = StudentProcess([code], files=FILES, **options)
 
-        yield ask
+    def __enter__(self) -> KernelProcess:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.process.close()
+
+    def __call__(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        if name not in self.names:
+            return self._others(name, *args, **kwargs)
+        (question,) = args
+        text = kernel_text(launched(question), self._lookup)
+        try:
+            return self.process.ask(name, text, question)
+        except StudentError as error:
+            raise AskError(error.message.removeprefix("kernel_runner."), error.kind) from None
 
 
 def local_kernel(function: Any) -> Callable[..., Any] | None:

@@ -102,9 +102,15 @@ def compile_for_gpu(text: str, kernel: str, arguments: dict[str, Any], constants
     try:
         triton.compile(ASTSource(function, signature, constants), target=TARGET)
     except Exception as error:  # the compiler's own errors have no common base
-        said = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise DoesNotCompile(f"{kernel} for sm_90: {said[-1] if said else type(error).__name__}"[:250]) from None
+        raise DoesNotCompile(f"{kernel} for sm_90: {_said(error)}"[:250]) from None
     _compiled.add(key)
+
+
+def _said(error: BaseException) -> str:
+    """What went wrong: the compiler shows the place, and what it was about is the cause, or stands below."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^")]
+    said = lines[-1] if lines else type(error).__name__
+    return said if error.__cause__ is None else f"{said}: {_said(error.__cause__)}"
 
 
 def _tensor(given: Any) -> torch.Tensor:

@@ -10,11 +10,13 @@ Nothing here imports Triton.
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cs336_infer.course.ask import NOT_DONE, AskError
+from cs336_infer.course.submission import MAX_PARSED
 
 HEADER = "import triton\nimport triton.language as tl\n"
 MOST_CHARACTERS, MOST_NODES = 20_000, 5_000
@@ -67,18 +69,14 @@ def cells_lookup(cells: Sequence[str]) -> Lookup:
     """Definitions at the top level of code cells; of several with one name the last. Runs nothing."""
     found: dict[str, Definition] = {}
     for cell in cells:
-        try:
-            tree = ast.parse(cell)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        lines = cell.splitlines()
-        for node in tree.body:
-            first = min((d.lineno for d in getattr(node, "decorator_list", [])), default=node.lineno)
-            text = "\n".join(lines[first - 1 : node.end_lineno])
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                found[node.name] = Definition(text, _is_kernel(node))
-            elif (name := _constant(node)) is not None:
-                found[name] = Definition(ast.unparse(node), False)
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            lines = re.split("\r\n|\r|\n", cell)
+            for node in ast.parse(cell).body if len(cell) <= MAX_PARSED else ():
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    first = min((d.lineno for d in node.decorator_list), default=node.lineno)
+                    found[node.name] = Definition("\n".join(lines[first - 1 : node.end_lineno]), _is_kernel(node))
+                elif (number := _number(node)) is not None:
+                    found[number[0]] = Definition(number[1], False)
     return found.get
 
 
@@ -113,16 +111,25 @@ def kernel_text(names: Sequence[str], lookup: Lookup) -> str:
     return HEADER + "".join(f"{line}\n" for line in numbers) + "".join(f"\n\n{k}\n" for k in reversed(kernels))
 
 
-def _constant(node: ast.stmt) -> str | None:
-    """The name in `NAME = number` or `NAME = tl.constexpr(number)`, also with an annotation."""
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-    if isinstance(value, ast.Call) and len(value.args) == 1 and not value.keywords:
-        value = value.args[0] if _dotted(value.func) == "tl.constexpr" else None
-    if isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.USub):
-        value = value.operand
-    plain = isinstance(value, ast.Constant) and type(value.value) in (int, float, bool)
-    return targets[0].id if plain and len(targets) == 1 and isinstance(targets[0], ast.Name) else None
+def _number(node: ast.stmt) -> tuple[str, str] | None:
+    """Name and text of `NAME = number`, `NAME = tl.constexpr(number)` or `NAME: tl.constexpr = number`."""
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        target, value = node.targets[0], node.value
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        target, value = node.target, node.value
+    else:
+        return None
+    constant = isinstance(node, ast.AnnAssign) and _dotted(node.annotation) == "tl.constexpr"
+    if isinstance(value, ast.Call) and _dotted(value.func) == "tl.constexpr" and len(value.args) == 1:
+        constant, value = True, value.args[0]
+    minus = isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.USub)
+    inner = value.operand if minus and isinstance(value, ast.UnaryOp) else value
+    if not isinstance(target, ast.Name) or not isinstance(inner, ast.Constant) or isinstance(inner.value, str | bytes):
+        return None
+    if not _plain(inner.value) or inner.value is None:
+        return None
+    text = "-" * minus + repr(inner.value)
+    return target.id, f"{target.id} = tl.constexpr({text})" if constant else f"{target.id} = {text}"
 
 
 def _is_kernel(node: ast.stmt) -> bool:
@@ -146,12 +153,15 @@ def _checked(kernel: str, one: Definition) -> set[str]:
     if not one.is_kernel:
         return set()
     try:
-        tree = ast.parse(one.text)
-        nodes = list(ast.walk(tree))
+        return _names_in(kernel, ast.parse(one.text))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise NotTriton(f"{kernel}: not Python that can be read ({type(error).__name__})") from None
-    (function,) = tree.body
-    assert isinstance(function, ast.FunctionDef)
+
+
+def _names_in(kernel: str, tree: ast.Module) -> set[str]:
+    (function,), nodes = tree.body, list(ast.walk(tree))
+    if not isinstance(function, ast.FunctionDef) or not _is_kernel(function):
+        raise NotTriton(f"{kernel}: not one @triton.jit function")
     if any(_is_stub(node) for node in nodes):
         raise AskError(NOT_DONE)
     if len(nodes) > MOST_NODES:
