@@ -111,8 +111,8 @@ def contents(plan: Plan) -> dict[str, bytes]:
         if not _matches(path, plan.may):
             raise BundleError(f"{plan.assignment.name}: {path} would be in the zip, which bundle.toml does not allow")
         code = add(path).decode()
-        for needed in _imports(code, at_once=True):
-            if (left := _path_of(needed, plan.root, standins)) is not None and _matches(left, plan.later):
+        for left in (_path_of(needed, plan.root, standins) for needed in _imports(code, at_once=True)):
+            if left is not None and _matches(left, plan.later):
                 raise BundleError(f"{plan.assignment.name}: {path} needs {left} to be imported, which is left out")
         todo += [name.rpartition(".")[0], *_imports(code)]
     found["pyproject.toml"] = _with_packages(found["pyproject.toml"].decode(), found).encode()
@@ -141,10 +141,8 @@ def _matches(path: str, patterns: Iterable[str]) -> bool:
 
 
 def _imports(code: str, at_once: bool = False) -> Iterator[str]:
-    """Modules that `code` imports, and names that may be modules: at the top and inside functions, or `at_once` those
-    without which it cannot itself be imported."""
-    tree = ast.parse(code)
-    for node in tree.body if at_once else ast.walk(tree):
+    """Modules that `code` imports, and names that may be modules: all, or those needed `at_once`, not by a function."""
+    for node in ast.parse(code).body if at_once else ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
