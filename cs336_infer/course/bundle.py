@@ -53,7 +53,7 @@ class Plan:
     withheld: tuple[str, ...]
     """Modules that the assignment asks for."""
     later: tuple[str, ...]
-    """Patterns of modules that are left out: rungs of later stages, which functions import when they are chosen."""
+    """Patterns of modules left out: rungs of later stages, which functions import when they are chosen."""
     allowed: Mapping[str, str]
     """A line of a withheld module that may stand elsewhere -> why."""
 
@@ -70,10 +70,9 @@ def read_plan(source: Path) -> Plan | None:
     if not file.is_file():
         return None
     try:
-        read = tomllib.loads(file.read_text(encoding="utf-8"))
+        read = {"later": []} | tomllib.loads(file.read_text(encoding="utf-8"))
         allowed = {a["line"]: a["because"] for a in read.get("allowed", [])}
-        files, may, withheld = (tuple(read[key]) for key in ("files", "may", "withheld"))
-        later = tuple(read.get("later", []))
+        files, may, withheld, later = (tuple(read[key]) for key in ("files", "may", "withheld", "later"))
         return Plan(read_assignment(source), file.parents[2], files, may, withheld, later, allowed)
     except (ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{file.parent.name}/bundle.toml: {type(error).__name__}: {error}") from None
