@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         InferError: Triton is not installed, or a script failed; its traceback is on stderr.
     """
     try:
-        from cs336_kernels.sanitizer.script import run_script
+        from cs336_kernels.sanitizer.script import ScriptEnded, run_script
     except ModuleNotFoundError as error:
         raise InferError(f"{error.name} is not installed; Triton has wheels for Linux only") from None
     check_integer("--schedules", args.schedules, 1, None)
@@ -52,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
         try:
             with output:
                 report = run_script(path, **options)
+        except ScriptEnded as error:
+            raise InferError(f"{path} failed: {error}") from None
         except Exception as error:
             traceback.print_exception(error, file=sys.stderr)
             raise InferError(f"{path} failed: {type(error).__name__}: {error}") from None
@@ -60,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             for finding in report.findings:
                 print(finding)
-            print(f"{path}: {len(report.findings)} findings in {len(report.launches)} launches")
+            found, launches = len(report.findings), len(report.launches)
+            print(f"{path}: {found} finding{'s' * (found != 1)} in {launches} launch{'es' * (launches != 1)}")
             if args.traffic:
                 print(report.table())
     if args.json:

@@ -41,14 +41,14 @@ def script(tmp_path):
 
 def test_a_clean_script(run):
     code, out, err = run(REPAIRED, QUICK)
-    assert (code, out, err) == (0, f"{REPAIRED}: 0 findings in 1 launches\n", "")
+    assert (code, out, err) == (0, f"{REPAIRED}: 0 findings in 1 launch\n", "")
 
 
 def test_findings_are_told_by_file_and_line(run):
     code, out, err = run(BROKEN, REPAIRED, QUICK)
     found, first, second = out.splitlines()
     assert (code, err) == (1, "") and found.startswith(f"{BROKEN.name}:11: out-of-bounds: reads x[29]")
-    assert (first, second) == (f"{BROKEN}: 1 findings in 1 launches", f"{REPAIRED}: 0 findings in 1 launches")
+    assert (first, second) == (f"{BROKEN}: 1 finding in 1 launch", f"{REPAIRED}: 0 findings in 1 launch")
 
 
 def test_one_json_object(run):
@@ -81,7 +81,7 @@ PRINTS = """
 import sys
 print("begins", sys.argv, __name__, __file__)
 def ends():
-    sys.exit(3)
+    sys.exit()
 if __name__ == "__main__":
     ends()
 """
@@ -94,6 +94,14 @@ def test_what_a_script_prints_does_not_mix_with_json(run, script):
     code, out, err = run(path)
     assert out.startswith("begins ") and out.endswith(f"{path}: 0 findings in 0 launches\n") and err == ""
     assert (sys.argv, sys.path) == before
+
+
+@pytest.mark.parametrize("code", ["3", "'no data'"])
+def test_a_script_that_gives_up_is_not_taken_for_clean(run, script, code):
+    path = script(f"import sys\nsys.exit({code})\n")
+    ended, out, err = run(path)
+    assert (ended, out) == (2, "")
+    assert err == f"cs336-infer: {path} failed: it ended itself with exit code {code}\n"
 
 
 def test_a_script_finds_its_neighbours(run, script):

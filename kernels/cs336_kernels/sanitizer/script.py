@@ -6,11 +6,15 @@ import os
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from cs336_kernels.sanitizer import Report, sanitize
+
+
+class ScriptEnded(Exception):
+    """A script called `sys.exit` with something else than 0: what it would have launched after that was not seen."""
 
 
 def run_script(path: Path, arguments: Sequence[str] = (), **options: Any) -> Report:
@@ -23,10 +27,15 @@ def run_script(path: Path, arguments: Sequence[str] = (), **options: Any) -> Rep
 
     Raises:
         ValueError: an option of `sanitize` makes no sense.
-        Exception: what the script raises, except `SystemExit`, which ends it.
+        ScriptEnded: the script ended itself with an exit code that means failure.
+        Exception: what the script raises.
     """
-    with sanitize(**options) as report, _as_main(path, arguments), suppress(SystemExit):
-        runpy.run_path(os.fspath(path), run_name="__main__")
+    with sanitize(**options) as report, _as_main(path, arguments):
+        try:
+            runpy.run_path(os.fspath(path), run_name="__main__")
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise ScriptEnded(f"it ended itself with exit code {end.code!r}") from end
     return report
 
 
