@@ -60,7 +60,7 @@ class KernelProcess:
 
 def local_kernel(function: Any) -> Callable[..., Any] | None:
     """In a notebook: a kernel as something that can be asked; None for what is no kernel."""
-    if not _is_kernel(function):
+    if not is_kernel(function):
         return None
 
     def ask(question: dict[str, Any]) -> Any:
@@ -81,7 +81,7 @@ def text_of(names: Sequence[str], namespace: Mapping[str, Any]) -> str:
 
     def lookup(name: str) -> Definition | None:
         value = namespace.get(name)
-        if value is not None and _is_kernel(value):
+        if value is not None and is_kernel(value):
             lines = getattr(value, "raw_src", None) or inspect.getsourcelines(value.fn)[0]
             return Definition(textwrap.dedent("".join(lines)).rstrip(), True)
         number = getattr(value, "value", value)
@@ -92,7 +92,8 @@ def text_of(names: Sequence[str], namespace: Mapping[str, Any]) -> str:
     return kernel_text(names, lookup)
 
 
-def _is_kernel(value: Any) -> bool:
+def is_kernel(value: Any) -> bool:
+    """Whether this is a `@triton.jit` function; Triton is not imported."""
     return hasattr(value, "fn") and type(value).__module__.startswith("triton.")
 
 

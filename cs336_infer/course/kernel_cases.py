@@ -52,7 +52,12 @@ class Case:
 
 def run_case(ask: Ask, case: Case, schedules: int = 1, seed: int = 0) -> dict[str, Any]:
     """Launch it; the outputs must be right and the sanitizer must find nothing. Returns its whole answer."""
-    answer = launched(ask, case, schedules, seed)
+    return passed(ask, case, case.question(schedules, seed))
+
+
+def passed(ask: Ask, case: Case, question: dict[str, Any]) -> dict[str, Any]:
+    """As `run_case`, of a question of its own."""
+    answer = clean(ask, case, question)
     for name, (oracle, honest) in case.expected.items():
         got = answer["tensors"].get(name)
         given = case.tensors[name]
@@ -62,9 +67,14 @@ def run_case(ask: Ask, case: Case, schedules: int = 1, seed: int = 0) -> dict[st
     return answer
 
 
-def launched(ask: Ask, case: Case, schedules: int = 1, seed: int = 0) -> dict[str, Any]:
+def launched(ask: Ask, case: Case) -> dict[str, Any]:
     """Launch it; the sanitizer must find nothing."""
-    answer = ask(case.kernel, case.question(schedules, seed))
+    return clean(ask, case, case.question())
+
+
+def clean(ask: Ask, case: Case, question: dict[str, Any]) -> dict[str, Any]:
+    """What came back; the sanitizer must have found nothing."""
+    answer = ask(case.kernel, question)
     if not isinstance(answer, dict) or not {"tensors", "findings", "unique_bytes"} <= set(answer):
         fail(f"{case.what}: no report came back")
     for finding in answer["findings"][:1]:

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import linecache
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
-from cs336_kernels.sanitizer import Report, sanitize
+from cs336_kernels.sanitizer import Report, sanitize, sanitized
+from cs336_kernels.sanitizer.traffic import Meter
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.interpreter import interpreter_builder
 from triton.runtime.jit import mangle_type
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -40,20 +46,47 @@ def answer(text: str, question: dict[str, Any]) -> dict[str, Any]:
     Returns:
         {"tensors": name -> tensor, "findings": [{"kind", "line", "source", "tensor", "message"}, ...],
         "launches": [{parameter: {"loaded", "unique_loaded", "stored", "unique_stored", "atomic", ...}}, ...],
-        "unique_bytes", "total_bytes"}.
+        "largest": for each launch the bytes of the program that moved most, "unique_bytes", "total_bytes"}.
 
     Raises:
         DoesNotCompile: a kernel is not one for a GPU. What its body raises is passed on.
     """
     module = load(text)
     options = {name: question[name] for name in ("schedules", "seed", "resident")}
-    with sanitize(max_steps=MOST_STEPS, **options) as report:
+    with programs_counted() as meters, sanitize(max_steps=MOST_STEPS, **options) as report:
         tensors = {name: _tensor(given) for name, given in question["tensors"].items()}
         for kernel, grid, arguments, constants in question["launches"]:
             bound = {name: tensors[a] if isinstance(a, str) else a for name, a in arguments.items()}
             compile_for_gpu(text, kernel, bound, constants)
             module[kernel][tuple(grid)](**bound, **constants)
-    return {"tensors": {name: tensors[name] for name in question["out"]}, **described(report, text)}
+    largest = [max(meter.by_program.values(), default=0) for meter in meters]
+    out = {name: tensors[name] for name in question["out"]}
+    return {"tensors": out, "largest": largest, **described(report, text)}
+
+
+class ProgramMeter(Meter):
+    """As the sanitizer's, and adds up what each program moves; an atomic operation reads and writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_program: Counter[Any] = Counter()
+
+    def count(self, what: str, region: Any, cells: Any) -> None:
+        super().count(what, region, cells)
+        self.by_program[interpreter_builder.grid_idx] += len(cells) * region.unit * (1 + (what == "atomic"))
+
+
+@contextmanager
+def programs_counted() -> Iterator[list[ProgramMeter]]:
+    """Inside, launches under the sanitizer are counted by a `ProgramMeter` each."""
+    meters: list[ProgramMeter] = []
+
+    def meter() -> ProgramMeter:
+        meters.append(ProgramMeter())
+        return meters[-1]
+
+    with patch.object(sanitized, "Meter", meter):
+        yield meters
 
 
 def described(report: Report, text: str) -> dict[str, Any]:
@@ -94,8 +127,12 @@ def compile_for_gpu(text: str, kernel: str, arguments: dict[str, Any], constants
         DoesNotCompile: it cannot be.
     """
     function = load(text)[kernel]
+    given = {**arguments, **constants}
+    if odd := set(function.arg_names) ^ set(given):
+        name = min(odd)
+        raise DoesNotCompile(f"{kernel} {'has no parameter' if name in given else 'is launched without'} `{name}`")
     signature = {name: mangle_type(value) for name, value in arguments.items()} | dict.fromkeys(constants, "constexpr")
-    signature = {name: signature[name] for name in function.arg_names if name in signature}
+    signature = {name: signature[name] for name in function.arg_names}
     key = text, kernel, tuple(signature.items()), tuple(constants.items())
     if key in _compiled:
         return

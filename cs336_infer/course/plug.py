@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import linecache
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -121,7 +122,9 @@ def plug_notebook(path: str | Path) -> plug:
         raise InferError(f"{path}: not a notebook that can be read ({type(error).__name__})") from None
     namespace: dict[str, Any] = {"__name__": Path(path).stem}
     for number, source in enumerate(sources, 1):
-        exec(compile(_definitions(source), f"{Path(path).name}, code cell {number}", "exec"), namespace)
+        name = f"{Path(path).name}, code cell {number}"
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)  # Triton reads a kernel's lines
+        exec(compile(_definitions(source), name, "exec"), namespace)
     found = {name: namespace[name] for name in known if callable(namespace.get(name))}
     if not found:
         raise InferError(f"{path}: none of its functions has a place in the engine ({', '.join(known)})")

@@ -343,7 +343,7 @@ for name in list(BROKEN)[1:]:
 
 # %% nbgrader={"schema_version": 3, "grade_id": "name_bugs", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 2, "importance": 4, "minutes": 40, "gpu": false, "forbidden": []}
 def name_bugs() -> dict[str, list]:
-    """What is wrong with each kernel: {"double": ["out-of-bounds", 8], ...}."""
+    """What is wrong with each kernel, by its name, as [kind, line]. The answer of the example is ["out-of-bounds", 8]."""
     # BEGIN SOLUTION
     return {
         "double": ["out-of-bounds", 8],
@@ -412,3 +412,103 @@ check_public(repaired_kernel)
 # position here, 537 MB at 16,000 positions, a fifth of the weights), and each key should be loaded once for all query heads of
 # its group. Splitting it adds bytes and a launch, and is worth it only where programs would be too few to fill the GPU.
 # # END SOLUTION
+
+# %% [markdown]
+# ## Your kernels in the real engine
+#
+# `plug_kernels` puts your kernels into the engine's Triton path: the norm, RoPE with the KV write, SwiGLU, and decoding over
+# pages. The products with the weights stay the package's. Everything is interpreted here, so the model is a tiny one with
+# random weights; its answers mean nothing, but each token depends on all before it.
+
+# %%
+from cs336_infer import LLM, SamplingParams, generate
+from cs336_infer.course.a4_sockets import plug_kernels
+from cs336_infer.course.tiny_model import tiny_model
+
+plug_kernels(
+    add_rms_norm_kernel=add_rms_norm_kernel,
+    rope_write_kernel=rope_write_kernel,
+    swiglu_kernel=swiglu_kernel,
+    split_attention_kernel=split_attention_kernel,
+    merge_kernel=merge_kernel,
+)
+prompts = [[5, 6, 7, 8, 9, 10, 11], [20, 21, 22], [30]]
+params = SamplingParams(max_tokens=6, ignore_eos=True)
+llm = LLM(tiny_model("triton"), block_size=4, kv_tokens=96, fill=float("nan"), prefix_cache=False)
+mine = llm.generate(prompts, params)
+for answer in mine:
+    print(answer.token_ids)
+print("plugged in:", mine[0].path.split("plugged=")[1].replace(",", ", "))
+
+# %% [markdown]
+# The oracle has no kernels at all: plain PyTorch, one prompt after the other, without a cache. In float32 the tokens are
+# the same ones. Memory that nobody has written holds NaN.
+
+# %%
+plain = tiny_model("reference")
+oracle = [generate(plain, [prompt], params, kv="none")[0] for prompt in prompts]
+print("same tokens as plain PyTorch:", [a.token_ids for a in mine] == [a.token_ids for a in oracle])
+
+# %% [markdown]
+# ## Open task: half a layer
+#
+# The MLP half of a decode step, for 4 tokens of 96 numbers in float32:
+#
+# $$s = x + r, \qquad n = \mathrm{RMSNorm}(s)\, w, \qquad y = s + W_\text{down}\,\bigl(\mathrm{silu}(W_\text{gate}\, n) \odot W_\text{up}\, n\bigr)$$
+#
+# Buffers: `x`, `residual`, `out` [4, 96], `norm` [96], `gate_up` [384, 96] (the gate's 192 rows first), `down` [96, 192]; eps
+# is 1e-5. You write a *plan*: which kernels are launched, with what, one after the other, and which scratch they need.
+# Scratch of float32 holds anything at first, of int32 zeros. At most 8 launches, of at most 256 programs each.
+#
+# **The cost** has no clock in it. A launch costs what all its programs move together, each request counted, not only
+# the first one; or 16 times what its busiest program moves, whichever is more, as on a GPU with 16 multiprocessors: one
+# program that does everything leaves 15 idle. Each launch costs 8,192 bytes more.
+#
+# 16 programs are resident; programs of one launch may wait for each other, if they are not more than these. The sanitizer
+# looks on. Below is a start: one kernel for each operation, one program for each token and piece. How often is each weight
+# read? What would it cost to compute the norm again in each program? What must two phases in one launch know of each
+# other?
+
+
+# %%
+@triton.jit
+def product_kernel(out, x, weight, K, N, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr):
+    """out[token, n] = sum over k of x[token, k] weight[n, k]; grid (tokens, ceil(N / BLOCK_N))."""
+    token = tl.program_id(0)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    numbers = tl.load(x + token * K + k, mask=k < K, other=0.0)
+    inside = (n < N)[:, None] & (k < K)[None, :]
+    tile = tl.load(weight + n[:, None] * K + k[None, :], mask=inside, other=0.0)
+    tl.store(out + token * N + n, tl.sum(tile * numbers[None, :], 1), mask=n < N)
+
+
+def layer_plan() -> dict:
+    """{"scratch": {name: [shape, "float32" or "int32"]}, "launches": [[kernel, grid, {argument: value}, {constant: value}]]};
+    an argument is a number or the name of a buffer."""
+    norm = {"normed": "normed", "summed": "summed", "x": "x", "residual": "residual", "weight": "norm"}
+    steps = {"step_x": 96, "step_residual": 96, "eps": 1e-5}
+    up = {"out": "pair", "x": "normed", "weight": "gate_up", "K": 96, "N": 384}
+    down = {"out": "small", "x": "hidden", "weight": "down", "K": 192, "N": 96}
+    return {
+        "scratch": {
+            "normed": [[4, 96], "float32"],
+            "summed": [[4, 96], "float32"],
+            "pair": [[4, 384], "float32"],
+            "hidden": [[4, 192], "float32"],
+            "small": [[4, 96], "float32"],
+        },
+        "launches": [
+            ["add_rms_norm_kernel", [4], norm | steps, {"D": 96, "BLOCK": 128}],
+            ["product_kernel", [4, 24], up, {"BLOCK_K": 128, "BLOCK_N": 16}],
+            ["swiglu_kernel", [4, 3], {"out": "hidden", "gate_up": "pair", "step": 384}, {"N": 192, "BLOCK": 64}],
+            ["product_kernel", [4, 6], down, {"BLOCK_K": 256, "BLOCK_N": 16}],
+            ["axpy_kernel", [6], {"out": "out", "x": "summed", "y": "small", "a": 1.0, "n": 384}, {"BLOCK": 64}],
+        ],
+    }
+
+
+# %%
+from cs336_infer.course.a4_open_task import layer_cost
+
+print(layer_cost(layer_plan))
