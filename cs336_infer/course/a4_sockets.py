@@ -49,13 +49,12 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `cs336_kernels.ops.add_rms_norm`; x, residual: [rows, d] with contiguous rows."""
-    normed, summed = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    outputs = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     rows, d = x.shape
     if rows:
         steps = {"step_x": x.stride(0), "step_residual": residual.stride(0), "eps": eps}
-        tensors = normed, summed, x, residual, weight
-        _launch("add_rms_norm_kernel", (rows,), *tensors, **steps, D=d, BLOCK=_power(d))
-    return normed, summed
+        _launch("add_rms_norm_kernel", (rows,), *outputs, x, residual, weight, **steps, D=d, BLOCK=_power(d))
+    return outputs[0], outputs[1]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -48,7 +48,7 @@ class Course:
         key: changes with the source and the hidden checks: a journal of other checks is not continued.
         open_task: None, or a module whose `score(ask, seed)` gives what is reported beside the points, as plain values
             (`CELL` is added to the submission, `FILES` to its import path).
-        kernels: questions that are for Triton kernels, of which only the text leaves the submission (`kernel_ask`).
+        kernels: questions that are for Triton kernels, of which only the text leaves the submission (`kernel_process`).
     """
 
     assignment: Assignment
@@ -116,7 +116,7 @@ def grade_one(
         )
         ask, started = _asking(student, submission), [student]
         if course.kernels and not submission.problem:
-            from cs336_infer.course.kernel_ask import KernelProcess
+            from cs336_infer.course.kernel_process import KernelProcess
 
             ask = processes.enter_context(KernelProcess(course.kernels, submission.cells, ask, **options))
             started.append(ask.process)

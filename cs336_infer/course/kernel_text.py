@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cs336_infer.course.ask import NOT_DONE, AskError
-from cs336_infer.course.submission import MAX_PARSED
 
 HEADER = "import triton\nimport triton.language as tl\n"
 MOST_CHARACTERS, MOST_NODES = 20_000, 5_000
+MAX_PARSED = 10**6
+"""Characters of a cell that is looked at."""
 BUILTINS = frozenset(("range", "float", "int", "bool", "min", "max", "abs", "len"))
 MODULES = frozenset(("tl", "triton"))
 

@@ -343,7 +343,7 @@ for name in list(BROKEN)[1:]:
 
 # %% nbgrader={"schema_version": 3, "grade_id": "name_bugs", "grade": false, "solution": true, "locked": false, "task": false} exercise={"difficulty": 2, "importance": 4, "minutes": 40, "gpu": false, "forbidden": []}
 def name_bugs() -> dict[str, list]:
-    """What is wrong with each kernel, by its name, as [kind, line]. The answer of the example is ["out-of-bounds", 8]."""
+    """What is wrong with each kernel, by its name, as [kind, line]. Of the example: ["out-of-bounds", 8]."""
     # BEGIN SOLUTION
     return {
         "double": ["out-of-bounds", 8],
@@ -484,8 +484,8 @@ def product_kernel(out, x, weight, K, N, BLOCK_K: tl.constexpr, BLOCK_N: tl.cons
 
 
 def layer_plan() -> dict:
-    """{"scratch": {name: [shape, "float32" or "int32"]}, "launches": [[kernel, grid, {argument: value}, {constant: value}]]};
-    an argument is a number or the name of a buffer."""
+    """{"scratch": {name: [shape, "float32" or "int32"]}, "launches": [[kernel, grid, arguments, constants], ...]}, where
+    arguments are {parameter: a number or the name of a buffer}, and constants {parameter: a number}."""
     norm = {"normed": "normed", "summed": "summed", "x": "x", "residual": "residual", "weight": "norm"}
     steps = {"step_x": 96, "step_residual": 96, "eps": 1e-5}
     up = {"out": "pair", "x": "normed", "weight": "gate_up", "K": 96, "N": 384}

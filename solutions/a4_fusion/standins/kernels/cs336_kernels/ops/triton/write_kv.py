@@ -1,0 +1,17 @@
+"""KV write: your `rope_write_kernel` does it, once it is plugged in, in the layer that `a4_sockets` builds."""
+
+from __future__ import annotations
+
+import torch
+
+from cs336_infer.course.plug import plugged
+
+
+def write_kv(keys: torch.Tensor, values: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+    """Not by itself here.
+
+    Raises:
+        NotPlugged: names the exercise.
+    """
+    kernel = plugged("rope_write_kernel")
+    raise NotImplementedError(f"{kernel.__name__} turns and stores at once: it has its place in a whole layer")
