@@ -33,7 +33,7 @@ def qkv(
 
     The triton path is one launch; K and V never exist outside registers and pages. Up to 8 tokens run on CUDA cores
     (see `linear`), and a program owns one or two pairs that RoPE rotates. With QK norm it owns a whole head, whose
-    mean it needs, in more warps; that is for up to 4 tokens at head_dim 64, up to 2 at 128, and none above.
+    mean it needs, in more warps; that is for up to 4 tokens at head_dim 64 and 2 at 128, in float32 for 2 and none.
 
     Args:
         x: [tokens, d], tokens >= 0, float32, float16 or bfloat16 (the reference also takes float64).

@@ -179,15 +179,16 @@ def many_tile(x: torch.Tensor, rows: int, interpreted: bool, whole: int = 0) -> 
     tokens, depth = x.shape
     m = min(128, max(16, power_of_2(tokens)))
     if x.dtype == torch.float32:  # products on CUDA cores: operands and sums share the registers
-        m = min(m, 64)
+        m = min(m, 64, 4096 // max(64, whole))
     shapes = [(m, 32), (m, 16)] if m <= 32 else [(128, 128), (128, 64), (64, 64), (64, 32)][0 if m == 128 else 2 :]
     if whole:
         shapes = [(min(m, 64), whole)]
     fitting = (s for s in shapes if triton.cdiv(tokens, s[0]) * triton.cdiv(rows, s[1]) >= PROGRAMS)
     m, n = next(fitting, shapes[-1])
     block_k, stages = (128 if m <= 32 and n <= 64 else 64), (4 if m + n <= 160 else 3 if m + n <= 256 else 2)
+    warps = 8 if n >= m > 32 else 4 if m * n > 1024 else 2
     if x.dtype == torch.float32:
-        block_k, stages = 32, 2
+        block_k, stages, warps = 32, 2, 8 if n >= 128 else 4 if m * n >= 1024 else 2
     block_k = min(block_k, max(16, power_of_2(depth)))
     return {
         "BLOCK_M": m,
@@ -195,6 +196,6 @@ def many_tile(x: torch.Tensor, rows: int, interpreted: bool, whole: int = 0) -> 
         "BLOCK_K": block_k,
         "EVEN": depth % block_k == 0,
         "UPCAST": interpreted,
-        "num_warps": 8 if m * n > 8192 else 4 if m * n > 1024 else 2,
+        "num_warps": warps,
         "num_stages": stages,
     }

@@ -132,7 +132,9 @@ def fused(
         cos.stride(0), sin.stride(0), keys.stride(0), values.stride(0), tokens, depth, eps,
         num_heads, kv_heads, head_dim, block_size,
     )  # fmt: skip
-    if tokens <= MOST_FEW and whole <= 128 and power_of_2(tokens) * whole <= 256:  # more does not fit the registers
+    # On CUDA cores neither more numbers of the result nor more rows fit the registers.
+    room = 512 // x.element_size()
+    if tokens <= MOST_FEW and whole <= room // 2 and whole * power_of_2(tokens) <= room:
         tile = few_tile(x, heads * head_dim, interpreted(x), least=max(2, whole))
         tile["ROWS"] = min(tile["ROWS"], max(span, whole))
         launch(qkv_few_kernel, (heads, triton.cdiv(head_dim, tile["ROWS"])), *arguments, **tile)

@@ -145,7 +145,7 @@ def product(x: torch.Tensor, weight: QuantWeight, residual: torch.Tensor | None)
         )  # fmt: skip
     else:
         m = min(64, max(16, power_of_2(tokens)))
-        most = 4 if m <= 32 else 2
+        most = 4 if m == 16 else 2
         if x.dtype == torch.float32:  # products on CUDA cores: operands and sums share the registers
             m, most = min(m, 32), 1
         rows = 64 if m == 64 else 16 if n < 8192 else 32
