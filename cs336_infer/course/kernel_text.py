@@ -10,6 +10,7 @@ Nothing here imports Triton.
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ MAX_PARSED = 10**6
 """Characters of a cell that is looked at."""
 BUILTINS = frozenset(("range", "float", "int", "bool", "min", "max", "abs", "len"))
 MODULES = frozenset(("tl", "triton"))
+_PYTHONS = MODULES | frozenset(dir(builtins))
 
 _LANGUAGE = """
     program_id num_programs arange zeros full zeros_like load store where sum max min argmax argmin exp exp2 log log2
@@ -172,7 +174,7 @@ def _names_in(kernel: str, tree: ast.Module) -> set[str]:
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     own = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     own |= {a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
-    if shadowed := sorted((own | {function.name}) & (BUILTINS | MODULES)):
+    if shadowed := sorted((own | {function.name}) & _PYTHONS):
         raise NotTriton(f"{kernel}: {function.name} gives `{shadowed[0]}` another meaning")
     return names - own - BUILTINS - MODULES
 
@@ -191,6 +193,15 @@ def _odd(function: ast.FunctionDef) -> Iterator[tuple[int, str]]:
     docstring = body[0].value if isinstance(body[0], ast.Expr) and ast.get_docstring(function) is not None else None
     if function.args.vararg or function.args.kwarg:
         yield function.lineno, "an open list of arguments"
+    # What stands in the head is computed outside of the function, where its own names mean something else.
+    notes = [function.returns, *(a.annotation for a in ast.walk(function.args) if isinstance(a, ast.arg))]
+    notes += [node.annotation for node in ast.walk(function) if isinstance(node, ast.AnnAssign)]
+    for note in notes:
+        if note is not None and _dotted(note) != "tl.constexpr":
+            yield note.lineno, f"the annotation `{ast.unparse(note)[:40]}`"
+    for default in (*function.args.defaults, *function.args.kw_defaults):
+        if default is not None and not isinstance(default, ast.Constant):
+            yield default.lineno, f"the default `{ast.unparse(default)[:40]}`"
     held = {id(node.value) for node in ast.walk(function) if isinstance(node, ast.Attribute)}
     for node in ast.walk(function):
         line = getattr(node, "lineno", function.lineno)

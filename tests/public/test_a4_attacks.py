@@ -84,9 +84,28 @@ def test_what_is_around_a_kernel_is_looked_at_or_left_behind() -> None:
     for changed in ("@os.abort\n" + whole, whole.replace("@triton.jit", "@triton.jit()"), f"class {ATTACKED}: pass"):
         with pytest.raises(AskError, match=r"is not a @triton\.jit function"):
             text(changed)
-    for old, new in (("BLOCK: tl.constexpr", "BLOCK: tl.constexpr = print(0)"), ("step,", "step: print(0),")):
-        with pytest.raises(NotTriton, match="uses `print`"):
-            text(whole.replace(old, new))
+    for old, new in (
+        ("BLOCK: tl.constexpr", "BLOCK: tl.constexpr = print(0)"),
+        ("BLOCK: tl.constexpr", "BLOCK: tl.constexpr = N"),
+        ("step,", "step: eval(chr(N)),"),
+        ("step,", "step: tl.exp(0),"),
+        ("):", ") -> eval(chr(N)):"),
+    ):
+        for more in ("", "    eval = chr = print = 0\n"):  # inside they would be names of its own
+            with pytest.raises(NotTriton, match=r"the (annotation|default) `"):
+                text(HEAD.replace(old, new, 1) + more + BODY)
+    for name in ("eval", "chr", "getattr"):
+        for own in (
+            f"    {name} = 0\n",
+            f"    for {name} in range(2):\n        pass\n",
+            f"    {name}: tl.constexpr = 0\n",
+        ):
+            with pytest.raises(NotTriton, match=f"gives `{name}` another meaning"):
+                text(HEAD + own + BODY)
+        with pytest.raises(NotTriton, match=f"gives `{name}` another meaning"):
+            text(HEAD.replace("step,", f"{name}, step,") + BODY)
+    with pytest.raises(NotTriton, match="the annotation `print"):
+        text(HEAD + "    half: print(0) = 1\n" + BODY)
     with pytest.raises(AskError, match="is not defined"):
         text("(" * 10**5, "def", "x\0", f"if True:\n    {ATTACKED} = 1")
     with pytest.raises(AskError, match=NOT_DONE):
