@@ -16,6 +16,7 @@ import pytest
 
 from cs336_infer.course.ask import NOT_DONE, AskError
 from cs336_infer.course.assignment import Role, read_assignment
+from cs336_infer.course.forks import Forks
 from cs336_infer.course.grade import Course, grade_class, open_course
 from cs336_infer.course.kernel_text import HEADER, NotTriton, cells_lookup, kernel_text
 from cs336_infer.course.sandbox import Limits
@@ -205,3 +206,13 @@ def test_the_students_own_process_has_no_say_in_a_kernel(tmp_path: Path) -> None
         paths.append(path)
     for result in grade_class(course(), paths, seed=6, jobs=2, limits=LIMITS):
         assert result["score"] == result["max_score"], result
+
+
+@needs_sandbox
+def test_a_fresh_program_answers_as_a_forked_one(tmp_path: Path) -> None:
+    path = tmp_path / "honest.py"
+    path.write_text(f"# %%\n{CELLS[HONEST]}\n# %%\n{HEAD}{BODY}\n", encoding="utf-8")
+    (fresh,) = grade_class(course(), [path], seed=7, limits=LIMITS, forks=Forks("a test of the other way"))
+    (forked,) = grade_class(course(), [path], seed=7, limits=LIMITS)
+    assert fresh["process"] == "fresh" and fresh["score"] == fresh["max_score"]
+    assert {**forked, "process": "fresh"} == fresh
