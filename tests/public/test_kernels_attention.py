@@ -18,6 +18,7 @@ from kernel_pages import Pages, fresh_memory_is_nan, oracle, pages, queries
 
 pytest.importorskip("triton")
 
+PATHS = ("triton", "reference")
 Rows = Sequence[tuple[int, int]]
 """(past, new) of each row."""
 
@@ -132,6 +133,27 @@ def test_swapped_pages_are_seen() -> None:
     right = prefill_attention(q, memory.keys, memory.values, memory.tables, *rest)
     swapped = prefill_attention(q, memory.keys, memory.values, memory.tables[:, [1, 0]].contiguous(), *rest)
     assert (right - swapped).abs().max() > 0.1
+
+
+def test_keys_and_values_may_lie_in_different_memories() -> None:
+    memory = pages([21], block_size=4, kv_heads=2, head_dim=32)
+    q, starts, totals = arguments([(4, 17)], 2, memory, torch.int64, math.nan)
+    apart = torch.stack([memory.values] * 2, 1)[:, 1]
+    assert apart.stride() != memory.keys.stride()
+    got = prefill_attention(q, memory.keys, apart, memory.tables, starts, totals, "triton")
+    check(got, oracle(q, memory.rows[0]))
+
+
+@pytest.mark.parametrize("shift", [-20, 20])
+def test_scores_far_from_zero(shift: int) -> None:
+    """About 300 away, where e^score is 0 or inf: only differences to the largest score may be exponentiated."""
+    memory = pages([70], block_size=4, kv_heads=1, head_dim=32, dtype=torch.float16)
+    memory.keys.add_(shift)
+    k, v = memory.rows[0]
+    q = queries(9, 2, 32, torch.float16, math.nan).add_(3)
+    rest = torch.tensor([0, 9]), torch.tensor([70])
+    got, honest = (prefill_attention(q, memory.keys, memory.values, memory.tables, *rest, path=path) for path in PATHS)
+    check(got, oracle(q, (k + shift, v)), honest)
 
 
 def test_pages_beyond_two_gibi_numbers() -> None:

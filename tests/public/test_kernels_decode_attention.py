@@ -19,6 +19,8 @@ from kernel_pages import fresh_memory_is_nan, oracle, pages, queries
 
 pytest.importorskip("triton")
 
+PATHS = ("triton", "reference")
+
 
 def run(
     lengths: list[int],
@@ -96,6 +98,27 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
         assert torch.equal(alone, together[mine])
 
 
+def test_keys_and_values_may_lie_in_different_memories() -> None:
+    memory = pages([21], block_size=4, kv_heads=2, head_dim=32)
+    q = queries(1, 2, 32, torch.float32, math.nan)
+    apart = torch.stack([memory.values] * 2, 1)[:, 1]
+    assert apart.stride() != memory.keys.stride()
+    got = decode_attention(q, memory.keys, apart, memory.tables, torch.tensor([21]), 2, "triton")
+    check(got, oracle(q, memory.rows[0]))
+
+
+@pytest.mark.parametrize("shift", [-20, 20])
+def test_scores_far_from_zero(shift: int) -> None:
+    """About 300 away, where e^score is 0 or inf: only differences to the largest score may be exponentiated."""
+    memory = pages([70], block_size=4, kv_heads=1, head_dim=32, dtype=torch.float16)
+    memory.keys.add_(shift)
+    k, v = memory.rows[0]
+    q = queries(1, 2, 32, torch.float16, math.nan).add_(3)
+    rest = torch.tensor([70]), 2
+    got, honest = (decode_attention(q, memory.keys, memory.values, memory.tables, *rest, path=path) for path in PATHS)
+    check(got, oracle(q, (k + shift, v)), honest)
+
+
 def test_pages_beyond_two_gibi_numbers() -> None:
     """Page 2100 at 2^20 numbers a page: its offset does not fit 32 bits. Memory that is not touched is not taken."""
     stride, page = 1 << 20, 2100
@@ -111,17 +134,19 @@ def test_pages_beyond_two_gibi_numbers() -> None:
 
 @pytest.mark.parametrize("splits", [1, 3])
 def test_each_key_and_value_is_read_once(splits: int) -> None:
-    """Once for the four query heads of a KV head, and by one split only. And the sanitizer finds nothing."""
+    """Once for the four query heads of a KV head, and by one split only; partial results are float32. And the sanitizer
+    finds nothing."""
     lengths = [9, 0, 33]
-    memory = pages(lengths, block_size=4, kv_heads=2, head_dim=32, fill=0.0)
-    q = queries(3, 8, 32, torch.float32, 0.0)
+    memory = pages(lengths, block_size=4, kv_heads=2, head_dim=32, dtype=torch.float16, fill=0.0)
+    q = queries(3, 8, 32, torch.float16, 0.0)
     with sanitize(schedules=3, resident=4) as report:
         got = decode_attention(q, memory.keys, memory.values, memory.tables, torch.tensor(lengths), splits, "triton")
     assert report.findings == []
     traffic = report.launches[0].traffic
     for name in ("keys", "values"):
-        assert traffic[name].loaded == traffic[name].unique_loaded == sum(lengths) * 2 * 32 * 4
-    assert traffic["partials"].stored == traffic["partials"].unique_stored == splits * got.nbytes
+        assert traffic[name].loaded == traffic[name].unique_loaded == sum(lengths) * 2 * 32 * 2
+    written = splits * got.numel() * (2 if splits == 1 else 4)
+    assert traffic["partials"].stored == traffic["partials"].unique_stored == written
     assert len(report.launches) == (1 if splits == 1 else 2)
     if splits > 1:
         assert report.launches[1].traffic["out"].stored == got.nbytes
