@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from cs336_kernels.launch import interpreted, launch
+from cs336_kernels.launch import capability, interpreted, launch
 from cs336_kernels.ops.triton.kv_pages import find_pages, fold, load_tile
 
 
@@ -74,8 +74,10 @@ def prefill_kernel(
     tl.store(my_out, average.to(out.dtype.element_ty), mask=(token < new)[:, None] & in_head)
 
 
-def tile_sizes(queries: float, head_dim: int, dtype: torch.dtype, device: torch.device) -> tuple[int, int, int, int]:
+def tile_sizes(queries: float, head_dim: int, dtype: torch.dtype, gpu: int) -> tuple[int, int, int, int]:
     """BLOCK_M, BLOCK_N, num_warps and num_stages for rows of about so many queries of a KV head.
+
+    gpu: its compute capability, 90 for sm_90; 0 in the interpreter.
 
     The largest tiles whose numbers stay in registers. Tensor cores of sm_90 and sm_100 take keys and values from shared
     memory; those of other GPUs take them from registers, which 64 keys of head_dim 128 would fill. So does float32,
@@ -86,8 +88,9 @@ def tile_sizes(queries: float, head_dim: int, dtype: torch.dtype, device: torch.
     block_m = 16 if queries <= 16 else 64 if queries <= 64 or head_dim > 128 else 128
     if head_dim > 128:
         return block_m, 32, 4 if block_m == 16 else 8, 2
-    from_shared = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
-    return block_m, 64 if head_dim <= 64 or from_shared else 32, 8 if block_m == 128 else 4, 3
+    from_shared = gpu // 10 in (9, 10)
+    block_n = 64 if head_dim <= 64 or from_shared else 32
+    return block_m, block_n, 8 if block_m == 128 else 4, 2 if block_m == 64 else 3
 
 
 def prefill(
@@ -105,7 +108,7 @@ def prefill(
         return out
     block_size, kv_heads = keys.shape[1:3]
     group = heads // kv_heads
-    block_m, block_n, num_warps, num_stages = tile_sizes(tokens * group / rows, head_dim, q.dtype, q.device)
+    block_m, block_n, num_warps, num_stages = tile_sizes(tokens * group / rows, head_dim, q.dtype, capability(q))
     # A row of n queries has ceil(n / BLOCK_M) tiles, at most n // BLOCK_M + 1.
     grid = (tokens * group // block_m + min(rows, tokens), kv_heads)
     launch(
