@@ -25,12 +25,14 @@ class Clock:
     """The GPU that torch uses now.
 
     Attributes:
-        device: for tensors. l2_bytes: its cache. bandwidth: bytes per second that a copy reads and writes.
+        device: for tensors. capability: 80, 90, ... l2_bytes: its cache.
+        bandwidth: bytes per second that a copy reads and writes.
     """
 
     def __init__(self) -> None:
         self.device = torch.device("cuda")
         self._properties = torch.cuda.get_device_properties(self.device)
+        self.capability = 10 * self._properties.major + self._properties.minor
         self.l2_bytes: int = self._properties.L2_cache_size
         source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
@@ -39,11 +41,10 @@ class Clock:
     def compile(self, variants: Iterable[Variant]) -> None:
         """Fill Triton's cache on all cores, where a launch would compile on one. What does not compile is left out: its
         launch says why."""
-        capability = 10 * self._properties.major + self._properties.minor
 
         def one(variant: Variant) -> None:
             with suppress(Exception):  # the compiler's own errors have no common base
-                compile_for(variant, capability)
+                compile_for(variant, self.capability)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(one, variants))

@@ -40,6 +40,7 @@ class Clock(Protocol):
     """What `clock.Clock` is here; the tests bring one without a GPU."""
 
     device: torch.device
+    capability: int
     l2_bytes: int
     bandwidth: float
 
@@ -79,9 +80,10 @@ def measure(ops: Sequence[Op], models: Sequence[Shape], clock: Clock, left: Call
     Args:
         left: seconds that remain.
     """
-    from cs336_kernels.compiled import cases
+    from cs336_kernels.compiled import TARGETS, cases
 
-    clock.compile(dict.fromkeys(case.variant for case in cases(ops, models, TOKENS)))
+    targets = [name for name, capability in TARGETS.items() if capability == clock.capability]
+    clock.compile(dict.fromkeys(case.variant for case in cases(ops, models, TOKENS, targets)))
     say(f"a copy moves {clock.bandwidth / 1e9:.0f} GB/s; {left():.0f} s are left")
     todo = [(op, shape, tokens) for shape in models for tokens in TOKENS for op in ops if op.fits(shape)]
     skipped: list[str] = []

@@ -50,10 +50,10 @@ def differences(have: Sequence[Row], committed: dict[str, Any]) -> list[str]:
     return lines
 
 
-def stale(found: Iterable[Case], committed: dict[str, Any], targets: Iterable[str] = TARGETS) -> list[str]:
+def stale(found: Iterable[Case], committed: dict[str, Any]) -> list[str]:
     """Lines that say of which kernels the committed table is out of date; compiles nothing."""
     then = {place_of(fields): fields["source"] for fields in committed["rows"]}
-    now = {case.place(target): case.variant.fingerprint for case in found for target in targets}
+    now = {case.place: case.variant.fingerprint for case in found}
     wrong: Counter[str] = Counter()
     for place in then.keys() | now.keys():
         if place not in then:

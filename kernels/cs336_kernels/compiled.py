@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,12 +75,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Case:
-    """A launch of an op at one shape."""
+    """A launch of an op at one shape, on one GPU."""
 
     op: Op
     shape: Shape
     dtype: str
     tokens: int
+    target: str
     launch: Launch
     minimal_bytes: int
 
@@ -88,9 +89,10 @@ class Case:
     def variant(self) -> Variant:
         return self.launch.variant
 
-    def place(self, target: str) -> tuple[str, ...]:
+    @property
+    def place(self) -> tuple[str, ...]:
         """What tells one row from another."""
-        return self.op.name, self.variant.name, self.shape.name, self.dtype, str(self.tokens), target
+        return self.op.name, self.variant.name, self.shape.name, self.dtype, str(self.tokens), self.target
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,9 @@ class Binary:
     error: str = ""
 
 
-def cases(ops: Iterable[Op], models: Iterable[Shape], tokens: Iterable[int] = TOKENS) -> Iterator[Case]:
+def cases(
+    ops: Iterable[Op], models: Iterable[Shape], tokens: Iterable[int] = TOKENS, targets: Iterable[str] = TARGETS
+) -> Iterator[Case]:
     """Launches of ops: their usual dtype at every model and number of tokens, other dtypes at one model."""
     for op in ops:
         for i, shape in enumerate(s for s in models if op.fits(s)):
@@ -116,8 +120,10 @@ def cases(ops: Iterable[Op], models: Iterable[Shape], tokens: Iterable[int] = TO
                 for n in tokens:
                     arguments = op.make(shape, dtype, torch.device("cpu"), n)
                     least = op.minimal_bytes(**arguments)
-                    for launch in record(lambda op=op, a=arguments: op.call(**a, path="triton")):
-                        yield Case(op, shape, str(dtype).removeprefix("torch."), n, launch, least)
+                    call = partial(op.call, **arguments, path="triton")
+                    for target in targets:
+                        for launch in record(call, TARGETS[target]):
+                            yield Case(op, shape, str(dtype).removeprefix("torch."), n, target, launch, least)
 
 
 def source(variant: Variant) -> ASTSource:
@@ -156,7 +162,7 @@ def build(variant: Variant, capability: int) -> Binary:
     )
 
 
-def row(case: Case, target: str, made: Binary) -> Row:
+def row(case: Case, made: Binary) -> Row:
     """Join what the compiler made with the sizes of the tensors of one launch."""
     narrowest = {name: widths[0] for name, widths in made.loads}
     sizes = {name: case.launch.tensor_bytes.get(name, 0) for name in narrowest}
@@ -165,7 +171,7 @@ def row(case: Case, target: str, made: Binary) -> Row:
     # The assembler may split what PTX asks for; it says not of which tensor, so it counts as one that matters.
     split = set(made.machine_widths) - {bits for _, widths in made.loads for bits in widths}
     counts = sum(sizes.values()) * SHARE >= case.minimal_bytes
-    op, kernel, model, dtype, _, _ = case.place(target)
+    op, kernel, model, dtype, _, target = case.place
     return Row(
         op=op,
         kernel=kernel,
@@ -187,12 +193,10 @@ def row(case: Case, target: str, made: Binary) -> Row:
     )
 
 
-def rows(found: Sequence[Case], targets: Sequence[str] = tuple(TARGETS)) -> list[Row]:
-    """Compile what is distinct in `found` for every target; one row for each case, kernel and target."""
-    jobs = list(dict.fromkeys((case.variant, target) for case in found for target in targets))
+def rows(found: Iterable[Case], targets: Sequence[str] = tuple(TARGETS)) -> list[Row]:
+    """Compile what is distinct among the cases of these targets; one row for each of them."""
+    asked = [case for case in found if case.target in targets]
+    jobs = list(dict.fromkeys((case.variant, case.target) for case in asked))
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # half of the time is ptxas, a process of its own
         made = dict(zip(jobs, pool.map(lambda job: build(job[0], TARGETS[job[1]]), jobs), strict=True))
-    unique = dict.fromkeys(
-        json.dumps(asdict(row(case, target, made[case.variant, target]))) for case in found for target in targets
-    )
-    return [Row(**json.loads(text)) for text in unique]
+    return [row(case, made[case.variant, case.target]) for case in asked]

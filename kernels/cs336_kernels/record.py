@@ -61,8 +61,11 @@ class Launch:
     tensor_bytes: dict[str, int] = field(hash=False)
 
 
-def record(call: Callable[[], object]) -> list[Launch]:
-    """The launches that `call()` would make on a GPU. Its tensors may be on a CPU and hold nothing."""
+def record(call: Callable[[], object], capability: int = 90) -> list[Launch]:
+    """The launches that `call()` would make on a GPU of this compute capability.
+
+    Its tensors may be on a CPU and hold nothing.
+    """
     launches: list[Launch] = []
 
     def handler(kernel: Any, grid: Any, *args: Any, **kwargs: Any) -> None:
@@ -71,7 +74,7 @@ def record(call: Callable[[], object]) -> list[Launch]:
         sizes = {n: a.numel() * a.element_size() for n, a in bound.items() if isinstance(a, torch.Tensor)}
         launches.append(Launch(_variant(kernel, bound, constants, options), adapter.grid_of(grid, bound), sizes))
 
-    with recording(handler):
+    with recording(handler, capability):
         call()
     return launches
 

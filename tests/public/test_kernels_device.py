@@ -25,7 +25,7 @@ TOKENS = (1, 6)
 class Counter:
     """A clock for the CPU: runs each call once, and takes one microsecond for it."""
 
-    device, l2_bytes, bandwidth = torch.device("cpu"), 1 << 14, 1e9
+    device, capability, l2_bytes, bandwidth = torch.device("cpu"), 90, 1 << 14, 1e9
 
     def __init__(self) -> None:
         self.compiled, self.timed = 0, 0
