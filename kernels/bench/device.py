@@ -1,4 +1,4 @@
-"""Check and time every kernel of the catalogue on the GPU of this machine, in under five minutes.
+"""Check and time every kernel of the catalogue on the GPU of this machine, within about five minutes.
 
     python kernels/bench/device.py                        JSON on stdout, progress on stderr
     python kernels/bench/device.py --out results.json --model Llama-3.2-1B --op gate_up

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,3 +124,8 @@ def _kind(value: Any) -> Any:
     if hasattr(value, "packed"):
         return _kind(value.packed), _kind(value.scales), value.bits, value.group
     return (value.dtype, value.shape, value.stride()) if isinstance(value, torch.Tensor) else value
+
+
+def test_the_page_has_the_table() -> None:
+    page = Path(__file__).resolve().parents[2] / "kernels" / "README.md"
+    assert catalogue_table.table() in page.read_text(), "run: python -m cs336_kernels.catalogue --table"
