@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -244,6 +246,16 @@ def test_a_load_that_the_assembler_split_counts() -> None:
     assert row(case, made).load_bits == 128
     split = type(made)(**{**made.__dict__, "machine_widths": (32, 128)})
     assert row(case, split).load_bits == 32
+
+
+def test_the_command_compiles_where_triton_interprets() -> None:
+    command = [sys.executable, "-m", "cs336_kernels.aot", "--op", "swiglu", "--target", "sm_90", "--json"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert run.returncode == 0, run.stderr
+    found = [Row(**fields) for fields in json.loads(run.stdout)]
+    assert {(r.op, r.target, r.error) for r in found} == {("swiglu", "sm_90", "")}
+    assert all(r.registers and r.load_bits == 128 for r in found)
 
 
 PTX = """
