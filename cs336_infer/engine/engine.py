@@ -52,8 +52,8 @@ class Engine:
         scheduling: options of `Scheduler`.
 
     Attributes:
-        forward: the model's, or what stands before it. scheduler: who waits and who runs. steps: forward passes so
-            far. refused: prompts that the safety check did not let in.
+        forward: what runs in place of the model's own, or None. scheduler: who waits and who runs. steps: forward
+            passes so far. refused: prompts that the safety check did not let in.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Engine:
         **scheduling: Any,
     ) -> None:
         self.model, self.kv, self.path, self.clock, self.safety = model, kv, path, clock, safety
-        self.forward: Callable[..., torch.Tensor] = model.net.forward
+        self.forward: Callable[..., torch.Tensor] | None = None
         self.scheduler = Scheduler(kv, **scheduling)
         self.steps = self.refused = 0
         self._numbers = 0
@@ -166,7 +166,8 @@ class Engine:
         ready = [i for i, (s, new) in enumerate(plan) if self._chooses(s, new)]
         step = self.kv.step([(s.kv, new) for s, new in plan if s.kv is not None])
         flat = torch.tensor([[token for part in parts for token in part]], device=self.model.device)
-        logits = self.forward(flat, step.positions, step, at=step.last[ready])[0]
+        forward = self.forward or self.model.net.forward
+        logits = forward(flat, step.positions, step, at=step.last[ready])[0]
         for (sequence, _), part in zip(plan, parts, strict=True):
             assert sequence.kv is not None
             self.kv.stored(sequence.kv, part)

@@ -101,12 +101,12 @@ class Gathered:
     def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:
         mine = q[0, self._columns].unsqueeze(2)
         past_k, past_v = (
-            self._gather(t, s).unflatten(-1, (-1, q.shape[3])).transpose(1, 2)
+            self.gather(t, s).unflatten(-1, (-1, q.shape[3])).transpose(1, 2)
             for t, s in zip((keys, values), self._scratch, strict=True)
         )
         out[0].index_copy_(0, self._columns, attention(mine, past_k, past_v, self._mask).squeeze(2))
 
-    def _gather(self, pages: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+    def gather(self, pages: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
         """Of the keys or values of a layer: [rows, width, kv_heads * head_dim]."""
         torch.index_select(pages, 0, self._pages, out=scratch)
         if self._hidden is not None:

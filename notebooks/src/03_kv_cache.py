@@ -577,20 +577,20 @@ print("filled with NaN,   bitwise the same as with 0:", torch.equal(nans, zeros)
 # the weight 0. **Say what breaks**, and for which of the three fills, before you read the output.
 
 # %%
-from cs336_infer.kv import paged
+from cs336_infer.kv import singles
 
 
-class MaskOnly(paged._Singles):
+class MaskOnly(singles.Gathered):
     def gather(self, pages, scratch):
         self._hidden = None  # the places that would be set to zero
         return super().gather(pages, scratch)
 
 
-right, paged._Singles = paged._Singles, MaskOnly
+right, singles.Gathered = singles.Gathered, MaskOnly
 for fill in (0.0, 12345.0, float("nan")):
     scores = decode_scores(fill)
     print(f"filled with {fill:7}: as it should be {torch.equal(scores, zeros)}, finite {bool(scores.isfinite().all())}")
-paged._Singles = right
+singles.Gathered = right
 
 # %% [markdown]
 # With zeros and with other finite numbers the mutant passes. `0 * NaN` is NaN, so one NaN behind the end of one

@@ -21,7 +21,7 @@ from cs336_infer.answer import Answer
 from cs336_infer.distribution import probabilities
 from cs336_infer.engine.scheduler import OutOfCapacity, Scheduler
 from cs336_infer.engine.sequence import Sequence
-from cs336_infer.kv import paged
+from cs336_infer.kv import singles
 from cs336_infer.kv.manager import KVManager
 from cs336_infer.kv.paged import PagedKV, Row
 from cs336_infer.sampling import Sampler, draw
@@ -541,13 +541,13 @@ def test_unwritten_keys_and_values_reach_no_answer(model, monkeypatch):
             assert all(torch.equal(a, b) and a.isfinite().all() for a, b in zip(first, other, strict=True))
 
     check()
-    gather = paged._Singles.gather
+    gather = singles.Gathered.gather
 
     def masks_only(self: Any, *args: Any) -> torch.Tensor:
         self._hidden = None  # the mask stays
         return gather(self, *args)
 
-    monkeypatch.setattr(paged._Singles, "gather", masks_only)
+    monkeypatch.setattr(singles.Gathered, "gather", masks_only)
     broken(check)
 
 

@@ -220,3 +220,19 @@ def test_a_cast_pointer_reads_parts_of_elements():
     x, y = torch.tensor([1.0, -2.0]), torch.zeros(8, dtype=torch.int32)
     assert found(lambda: bytes_of[(1,)](x, y, BLOCK=8)) == []
     assert y.tolist() == list(x.view(torch.uint8))
+
+
+def test_filling_fresh_memory_is_no_operation_of_torch():
+    """Who counts operations, as the open task of a1 does, must not count the sanitizer's."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Listen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Listen():
+        fresh = torch.empty(3)
+    assert seen == ["aten.empty.memory_format"] and fresh.isnan().all()

@@ -136,3 +136,13 @@ def test_two_processes_may_build_at_once(tmp_path):
     both = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment) for _ in range(2)]
     assert [p.communicate(timeout=120)[0] for p in both] == [b"True\n"] * 2
     assert [f.suffix for f in tmp_path.iterdir()] == [".so"]
+
+
+@needs_compiler
+def test_small_numbers_of_the_process_stay_as_they_are():
+    """A library linked with -ffast-math turns subnormal numbers to zero in every thread that loads it."""
+    code = "from cs336_kernels import native; native.library('attention'); print(5e-324 * 1.0 > 0, 1e-308 / 8 > 0)"
+    assert run(code) == "True True\n"
+    arguments = case([5, 6], 4, 1, 2, 8, torch.float32, 0.0)
+    native.paged_attention(*arguments)
+    assert torch.tensor([1e-40]).mul(1).item() > 0

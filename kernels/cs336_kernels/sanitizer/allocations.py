@@ -6,6 +6,7 @@ number nobody uses in every integer format. An element that still holds it at a 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -26,16 +27,26 @@ _ALLOCATORS: list[tuple[Any, str]] = [
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:
-    """Fill a fresh tensor's memory with the pattern; returns it."""
-    dense = tensor.layout == torch.strided and tensor.device.type in ("cpu", "cuda") and not tensor.is_quantized
-    if dense and tensor.numel() and type(tensor) in (torch.Tensor, torch.nn.Parameter):
-        storage = tensor.untyped_storage()
-        if storage.nbytes() <= LARGEST:
+    """Fill a fresh tensor's memory with the pattern; returns it.
+
+    No operation of torch is used on a CPU: who counts or traces operations sees none that the program did not make.
+    """
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return tensor
+    with torch._C.DisableTorchFunction():
+        dense = tensor.layout == torch.strided and tensor.device.type in ("cpu", "cuda") and not tensor.is_quantized
+        storage = tensor.untyped_storage() if dense else None
+        if storage is None or not 0 < storage.nbytes() <= LARGEST:
+            return tensor
+        if tensor.device.type == "cpu":
+            memory = np.ctypeslib.as_array((ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr()))
+            even = len(memory) // 2 * 2
+            memory[:even].view(np.uint16)[:] = PATTERN
+            memory[even:] = PATTERN & 0xFF
+        else:
             raw = torch.tensor([], dtype=torch.uint8, device=tensor.device).set_(storage)
-            even = len(raw) // 2 * 2
             with torch.no_grad():
-                raw[:even].view(torch.int16).fill_(PATTERN)
-                raw[even:] = PATTERN & 0xFF
+                raw[: len(raw) // 2 * 2].view(torch.int16).fill_(PATTERN)
     return tensor
 
 
