@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cs336_infer.types import InferError, InvalidRequest, check_integer
 
-FOUND = 1
+FOUND, FAILED = 1, 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,11 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0 when nothing was found, 1 when something was.
+    """Returns 0 when nothing was found, 1 when something was, 2 when a script failed; the others run all the same.
 
     Raises:
         InvalidRequest: a script is not there, or an option makes no sense.
-        InferError: Triton is not installed, or a script failed; its traceback is on stderr.
+        InferError: Triton is not installed.
     """
     try:
         from cs336_kernels.sanitizer.script import ScriptEnded, run_script
@@ -44,19 +44,22 @@ def run(args: argparse.Namespace) -> int:
     check_integer("--resident", args.resident, 1, None)
     missing = next((path for path in args.script if not path.is_file()), None)
     if missing is not None:
-        raise InvalidRequest(f"no such script: {missing}")
+        raise InvalidRequest(f"{missing} is a folder" if missing.is_dir() else f"no such script: {missing}")
     options = {name: getattr(args, name) for name in ("schedules", "seed", "resident", "policy")}
-    findings, scripts = [], []
+    findings, scripts, failed = [], [], False
     for path in args.script:
         output = contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()
         try:
             with output:
                 report = run_script(path, **options)
-        except ScriptEnded as error:
-            raise InferError(f"{path} failed: {error}") from None
         except Exception as error:
-            traceback.print_exception(error, file=sys.stderr)
-            raise InferError(f"{path} failed: {type(error).__name__}: {error}") from None
+            if not isinstance(error, ScriptEnded):
+                traceback.print_exception(error, file=sys.stderr)
+            why = str(error) if isinstance(error, ScriptEnded) else f"{type(error).__name__}: {error}"
+            print(f"cs336-infer: {path} failed: {why}", file=sys.stderr)
+            scripts.append({"script": str(path), "error": why})
+            failed = True
+            continue
         findings += [{"script": str(path)} | f.to_dict() for f in report.findings]
         scripts.append({"script": str(path)} | {k: v for k, v in report.to_dict().items() if k != "findings"})
         if not args.json:
@@ -64,8 +67,10 @@ def run(args: argparse.Namespace) -> int:
                 print(finding)
             found, launches = len(report.findings), len(report.launches)
             print(f"{path}: {found} finding{'s' * (found != 1)} in {launches} launch{'es' * (launches != 1)}")
+            if not launches:
+                print(f"cs336-infer: {path} launched no kernel: nothing was checked", file=sys.stderr)
             if args.traffic:
                 print(report.table())
     if args.json:
         print(json.dumps({"findings": findings, "scripts": scripts}))
-    return FOUND if findings else 0
+    return FAILED if failed else FOUND if findings else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import signal
@@ -141,7 +142,8 @@ def serve(args: argparse.Namespace, load: Callable[[argparse.Namespace], object]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     server = Server(config)
-    server.run()
+    with contextlib.suppress(SystemExit):  # uvicorn's answer to a port that is taken
+        server.run()
     if not server.started:
         raise InferError(f"cannot listen on {args.host}:{args.port}: is the port taken?")
     return 0

@@ -51,7 +51,7 @@ def fused(block: Any, x: torch.Tensor, rope: Any, layer: int, attend: Attend) ->
     path = block.path
     if not isinstance(attend, PagesAttend):
         raise InvalidRequest(
-            f"kernels={path!r} writes keys and values into pages: it needs the engine, LLM(kv='paged')"
+            f"kernels={path!r} writes keys and values into pages: it needs the engine, LLM or `cs336-infer serve`"
         )
     c = block.config
     flat, (cos, sin) = x[0], (t.reshape(-1, c.head_dim) for t in rope)

@@ -30,7 +30,7 @@ class BodyLimit:
             expects = b"expect" in dict(scope["headers"])  # such a client sends nothing before it is told to
             await self._refuse(send, None if expects else receive)
             return
-        arrived, started = 0, False
+        arrived, started, refused = 0, False, False
 
         async def counted() -> Any:
             nonlocal arrived
@@ -41,14 +41,19 @@ class BodyLimit:
             return message
 
         async def watched(message: Any) -> None:
-            nonlocal started
+            nonlocal started, refused
+            if arrived > self.most and not started:  # the framework made an answer of its own of `TooLarge`
+                if not refused:
+                    refused = True
+                    await self._refuse(send, receive)
+                return
             started = True
             await send(message)
 
         try:
             await self.app(scope, counted, watched)
         except TooLarge:
-            if not started:
+            if not started and not refused:
                 await self._refuse(send, receive)
 
     async def _refuse(self, send: Any, receive: Any) -> None:

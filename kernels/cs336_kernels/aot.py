@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -161,6 +162,7 @@ class _AsWritten(argparse.RawDescriptionHelpFormatter):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader of our output may go, as in `| head`
     if os.environ.pop("TRITON_INTERPRET", None):  # Triton made its own functions for the interpreter when imported
         os.execv(sys.executable, [sys.executable, "-m", "cs336_kernels.aot", *sys.argv[1:]])
     sys.exit(main())

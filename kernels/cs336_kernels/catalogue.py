@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -238,4 +239,5 @@ class _AsWritten(argparse.RawDescriptionHelpFormatter):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader of our output may go, as in `| head`
     sys.exit(main())

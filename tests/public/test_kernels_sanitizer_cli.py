@@ -92,7 +92,8 @@ def test_what_a_script_prints_does_not_mix_with_json(run, script):
     code, out, err = run(path, "--json")
     assert (code, json.loads(out)["findings"], err) == (0, [], f"begins {[str(path)]} __main__ {path}\n")
     code, out, err = run(path)
-    assert out.startswith("begins ") and out.endswith(f"{path}: 0 findings in 0 launches\n") and err == ""
+    assert out.startswith("begins ") and out.endswith(f"{path}: 0 findings in 0 launches\n")
+    assert err == f"cs336-infer: {path} launched no kernel: nothing was checked\n"
     assert (sys.argv, sys.path) == before
 
 
@@ -102,6 +103,15 @@ def test_a_script_that_gives_up_is_not_taken_for_clean(run, script, code):
     ended, out, err = run(path)
     assert (ended, out) == (2, "")
     assert err == f"cs336-infer: {path} failed: it ended itself with exit code {code}\n"
+
+
+def test_one_that_fails_does_not_take_the_others_along(run, script):
+    path = script("raise OSError('no data')\n")
+    code, out, err = run(BROKEN, path, REPAIRED, QUICK, "--json")
+    answer = json.loads(out)
+    assert code == 2 and err.endswith(f"cs336-infer: {path} failed: OSError: no data\n")
+    assert {f["script"] for f in answer["findings"]} == {str(BROKEN)}
+    assert [s.get("error") for s in answer["scripts"]] == [None, "OSError: no data", None]
 
 
 def test_a_script_finds_its_neighbours(run, script):
@@ -122,7 +132,8 @@ def test_a_script_finds_its_neighbours(run, script):
 def test_a_script_that_raises(run, script, text, message, form):
     path = script(text)
     code, out, err = run(path, QUICK, *form)
-    assert (code, out) == (2, "") and "Traceback" in err and str(path) in err
+    assert code == 2 and "Traceback" in err and str(path) in err
+    assert json.loads(out)["scripts"][0]["error"].startswith(message) if form else out == ""
     assert err.splitlines()[-1].startswith(f"cs336-infer: {path} failed: {message}")
 
 

@@ -292,6 +292,10 @@ def test_bodies_that_are_no_requests(served, body):
 
 def test_bodies_and_headers_have_limits(served):
     assert served.post("/v1/completions", b" " * (5 << 20)).status_code == 413
+    headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
+    pieces = (b" " * (1 << 20) for _ in range(5))  # a body whose length is not announced
+    unannounced = httpx.post(f"{served.url}/v1/completions", content=pieces, headers=headers, timeout=60)
+    assert (unannounced.status_code, unannounced.json()["error"]["code"]) == (413, "body_too_large")
     huge = urllib.request.Request(f"{served.url}/v1/models", headers={"x-filler": "a" * (1 << 20)})
     with pytest.raises((urllib.error.HTTPError, OSError)):
         urllib.request.urlopen(huge, timeout=20)

@@ -52,6 +52,8 @@ def sanitize(
     for name, number in (("schedules", schedules), ("resident", resident), ("max_steps", max_steps)):
         if number < 1:
             raise ValueError(f"{name} must be >= 1, not {number}")
+    if not isinstance(seed, int):
+        raise ValueError(f"seed must be an integer, not {seed!r}")
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, not {policy!r}")
     report = Report()
