@@ -141,7 +141,7 @@ def test_a_script_that_raises(run, script, text, message, form):
     ("args", "message"),
     [
         (["none.py"], "no such script: none.py"),
-        ([str(CORPUS)], f"no such script: {CORPUS}"),
+        ([str(CORPUS)], f"{CORPUS} is a folder"),
         ([str(REPAIRED), "5"], "no such script: 5"),
         ([str(REPAIRED), "--size=5"], "unrecognized arguments: --size=5"),
         ([str(REPAIRED), "--schedules=0"], "--schedules must be an integer >= 1, not 0"),
