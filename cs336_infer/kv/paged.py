@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from cs336_kernels.ops import attention
 
+from cs336_infer.devices import advise_huge_pages
 from cs336_infer.kv.singles import groups_of
 from cs336_infer.models.attend import Attend
 from cs336_infer.models.config import ModelConfig
@@ -71,6 +72,7 @@ class PagedKV:
             raise InvalidRequest(
                 f"{num_blocks} KV blocks of {block_size} tokens need {size:.3g} GiB, more than {device} has"
             ) from None
+        advise_huge_pages(self.data)
         self.block_size, self.fill, self.attention = block_size, fill, attention
         if fill is not None:
             self.data.fill_(fill)
