@@ -138,34 +138,34 @@ class PagedStep:
         self.positions = flat.unsqueeze(0).to(device)
         blocks = torch.cat([t[p // size] for t, p in zip(tables, places, strict=True)])
         self._slots = (memory.pages(blocks) * size + flat % size).to(device)
-        ends = torch.tensor([r.new for r in rows]).cumsum(0)
-        self.last = (ends - 1).to(device)
-        singles = [(int(e) - 1, r, t) for e, r, t in zip(ends, rows, tables, strict=True) if r.new == 1]
-        self._singles = groups_of(memory, singles)
-        self._longer = [
-            (int(end) - r.new, int(end), r, memory.pages(t).to(device))
-            for end, r, t in zip(ends, rows, tables, strict=True)
-            if r.new > 1
-        ]
+        self._rows, self._ends = rows, torch.tensor([r.new for r in rows]).cumsum(0)
+        self.last = (self._ends - 1).to(device)
 
     def extend(self, new: int) -> Attend:
         if new != self.positions.shape[1]:
             raise ValueError(f"this step stores {self.positions.shape[1]} tokens, not {new}")
         memory, width = self._memory, self._memory.page // self._memory.block_size
+        parts = list(zip(self._ends.tolist(), self._rows, self._tables, strict=True))
+        singles = groups_of(memory, [(end - 1, row, table) for end, row, table in parts if row.new == 1])
+        longer = [
+            (end - row.new, end, row, memory.pages(table).to(memory.data.device))
+            for end, row, table in parts
+            if row.new > 1
+        ]
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             keys, values = memory.layer(layer)
             for mine, fresh in ((keys, k), (values, v)):
                 mine.view(-1, width).index_copy_(0, self._slots, fresh.reshape(-1, width))
             out = torch.empty_like(q)
-            for begin, end, row, pages in self._longer:
+            for begin, end, row, pages in longer:
                 if row.past == 0:
                     mine = k[:, begin:end], v[:, begin:end]
                 else:
                     mine = (t[pages].view(1, -1, *k.shape[2:])[:, : row.total] for t in (keys, values))
                 past_and_new = (t.transpose(1, 2) for t in mine)
                 out[:, begin:end] = attention(q[:, begin:end].transpose(1, 2), *past_and_new).transpose(1, 2)
-            for group in self._singles:
+            for group in singles:
                 group.attend(q, keys, values, out)
             return out
 
